@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import pkgutil
 import re
 import runpy
 from collections.abc import Iterator
@@ -19,6 +20,27 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 PACKAGES = ("pathspace", "pathspace.diagnostics", "pathspace.training")
+# what public functions return
+RESULTS = (
+    "pathspace.gauge.balance.Balancing",
+    "pathspace.paths.basis.BasisPaths",
+    "pathspace.pruning.groups.ChannelGroup",
+    "pathspace.pruning.channels.ChannelGroups",
+    "pathspace.evidence.claims.Claim",
+    "pathspace.pruning.compare.Comparison",
+    "pathspace.fitting.equalisation.Equalised",
+    "pathspace.evidence.explain.Explanation",
+    "pathspace.fitting.dtype_range.Fitted",
+    "pathspace.fitting.choice.Gauge",
+    "pathspace.fitting.choice.GaugeCertificate",
+    "pathspace.paths.masks.Masks",
+    "pathspace.pruning.matching.Matching",
+    "pathspace.paths.basis.Path",
+    "pathspace.graph.parts.Pin",
+    "pathspace.fitting.smoothing.SmoothingPair",
+    "pathspace.paths.symbolic.SymbolicSpace",
+    "pathspace.graph.parts.WeightBlock",
+)
 SHIM = (
     "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
 )
@@ -49,8 +71,11 @@ def api() -> Iterator[tuple[str, str]]:
         index.append(
             f"\n## {package}\n\n{sentence(module)}\n\n| name | what it is |\n| --- | --- |\n"
         )
-        for name in module.__all__:
-            found, path = getattr(module, name), f"{package}.{name}"
+        entries = [(f"{package}.{name}", getattr(module, name)) for name in module.__all__]
+        if package == "pathspace":
+            entries += [(path, pkgutil.resolve_name(path)) for path in RESULTS]
+        for path, found in entries:
+            name = path.rpartition(".")[2]
             target = f"{found.__module__}.{found.__qualname__}"
             index.append(f"| [`{name}`]({path}.md) | {sentence(found)} |\n")
             pages.append((f"api/{path}.md", PAGE.format(target=target, path=path, name=name)))

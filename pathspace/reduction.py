@@ -159,7 +159,7 @@ class ReductionGraph(Shown, Structure):
         table.add_row(
             "next",
             "",
-            "graph.skeleton(), ps.verify(model, x), ps.explain(model, x), ps.balance(model, graph)",
+            "graph.skeleton(), ps.verify(model, x), ps.explain(model, x)",
         )
         return table
 

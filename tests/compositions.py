@@ -252,7 +252,7 @@ class Findings:
 def _moved(plan: Plan, model: nn.Module, graph: Any, exact: bool) -> Iterator[str]:
     """How outputs differ after random scales, beyond rounding."""
     phi = torch.randn(graph.num_units, dtype=torch.float64) * 0.7
-    scaled = ps.rescale(deepcopy(model), graph, phi, exact=exact)
+    scaled = ps.rescale_(deepcopy(model), graph, phi, exact=exact)
     for magnitude in (1.0, 0.01, 100.0):
         x = inputs(plan, magnitude)
         found = distance(model(x), scaled(x))
@@ -290,7 +290,7 @@ def examined(plan: Plan, alike: bool = True, bound: bool = False) -> Findings:
     if alike and plan.seed % 4 == 0:
         phi = torch.randn(graph.num_units, dtype=torch.float64) * 0.7
         others: dict[str, nn.Module] = {
-            "rescaled": ps.rescale(deepcopy(model), graph, phi, exact=False)
+            "rescaled": ps.rescale_(deepcopy(model), graph, phi, exact=False)
         }
         for name, function in disguises(plan).items():
             others[name] = deepcopy(model)

@@ -101,7 +101,7 @@ def scrambled(
     random = torch.rand(
         graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
-    return ps.rescale(twin, graph, (2 * random - 1) * np.log(largest))
+    return ps.rescale_(twin, graph, (2 * random - 1) * np.log(largest))
 
 
 def train(

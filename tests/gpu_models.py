@@ -26,8 +26,8 @@ from pathspace.training import (
     GaugeFixed,
     PathNorm,
     PathSGD,
-    init_skeleton,
-    penalize,
+    init_skeleton_,
+    penalise_,
     suggest,
 )
 from tests.pruning.test_exchangeable import BETWEEN, Between, Biased
@@ -121,7 +121,7 @@ def test_answers_are_those_of_a_processor(name: str) -> None:
     phi = torch.randn(there.num_units, dtype=torch.float64)
     before = there_model(*there_args)
     for scales in (phi, -phi.to(DEVICE)):
-        ps.rescale(there_model, there, scales, exact=True)
+        ps.rescale_(there_model, there, scales, exact=True)
         close(there_model(*there_args), before)
     assert all(p.device.type == DEVICE for p in there_model.parameters())
 
@@ -212,8 +212,8 @@ def test_gauges_are_those_of_a_processor() -> None:
         fitted = ps.fit_dtype(twin, y)
         close(fitted.model(y.to(next(fitted.model.parameters()).dtype)), before, 0.02)
         close(ps.fold_norms(twin, y)(y), before)
-        close(ps.canonicalise(copy.deepcopy(twin), graph.skeleton())(y), before)
-        close(ps.balance(copy.deepcopy(twin), graph)(y), before)
+        close(ps.canonicalise_(copy.deepcopy(twin), graph.skeleton())(y), before)
+        close(ps.balance_(copy.deepcopy(twin), graph)(y), before)
         results.append(found)
     for one, other in zip(*results, strict=True):
         close(one, other, 1e-5)
@@ -231,7 +231,7 @@ def test_files_proofs_masks_and_names(tmp_path: Path) -> None:
     assert ps.check(document, model=model, args=(x,)).accepted
     assert str(ps.explain(model, x))
     assert ps.path_statistics(skeleton)
-    twin = ps.rescale(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
+    twin = ps.rescale_(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
     assert ps.compare(model, twin, graph).same
     assert ps.channels(model, x).groups
     assert ps.smoothing_pairs(graph)
@@ -342,9 +342,9 @@ def test_a_model_that_moves_after_the_trace() -> None:
     skeleton = graph.skeleton()
     model, x = model.to(DEVICE), x.to(DEVICE)
     before = model(x)
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     close(model(x), before)
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     for optimizer in (
         GSGD(model.parameters(), lr=0.01, skeleton=skeleton),
         GaugeFixed(torch.optim.AdamW(model.parameters()), graph),
@@ -390,7 +390,7 @@ def test_the_markov_chain_and_the_penal_connection() -> None:
         assert len(watch.records) == 1
         twin.zero_grad()
         optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
-        penalised = penalize(twin, y, tau=0.1, optimizer=optimizer)
+        penalised = penalise_(twin, y, tau=0.1, optimizer=optimizer)
         for _ in range(3):
             optimizer.zero_grad()
             penalised(y).square().mean().backward()

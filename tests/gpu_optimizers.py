@@ -11,7 +11,7 @@ import torch
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from pathspace.training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton_
 from pathspace.training.optim.scaling import LAUNCHED
 from tests.training.test_optim_device import MEMBERS, MODELS
 
@@ -80,7 +80,7 @@ def test_a_step_needs_little_memory(name: str) -> None:
     torch.manual_seed(0)
     model, x = MODELS[name]()
     skeleton = ps.trace(model, x).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     model.to(DEVICE)(x.to(DEVICE)).sum().backward()
     before = torch.cuda.memory_allocated()
     optimizer = GSGD(model.named_parameters(), lr=0.0, skeleton=skeleton)

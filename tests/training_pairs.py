@@ -45,9 +45,9 @@ class Problem:
         self.target = torch.randn(model(*self.args).shape, generator=generator, dtype=torch.float64)
         self.rule = rule
         if unit:
-            from pathspace.training import init_skeleton
+            from pathspace.training import init_skeleton_
 
-            init_skeleton(self.model, self.skeleton(self.model))
+            init_skeleton_(self.model, self.skeleton(self.model))
 
     def to(self, place: str) -> Problem:
         """The same on another device."""
@@ -72,7 +72,7 @@ class Problem:
         for seed in range(count):
             generator = torch.Generator().manual_seed(seed)
             phi = spread * torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
-            yield ps.rescale(copy.deepcopy(self.model), graph, phi if seed else 0 * phi)
+            yield ps.rescale_(copy.deepcopy(self.model), graph, phi if seed else 0 * phi)
 
     def train(self, model: nn.Module, make: Maker, steps: int) -> list[float]:
         return descend(make(model), lambda: self.loss(model), steps)

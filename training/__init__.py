@@ -1,9 +1,9 @@
 """training: optimizers that use what :mod:`pathspace` finds.
 
 Any optimizer of torch on path values: :class:`PathSpace`; :class:`GSGD` and :class:`GAdam` are this
-with SGD and AdamW, :func:`init_skeleton` is a start for them. :class:`PathSGD`, with
+with SGD and AdamW, :func:`init_skeleton_` is a start for them. :class:`PathSGD`, with
 :class:`PathNorm`. An optimizer of torch in the canonical gauge: :class:`GaugeFixed`. Which one to
-begin with: :func:`suggest`, :class:`Advice`. Markov chain: :func:`penalize`, the penal connection.
+begin with: :func:`suggest`, :class:`Advice`. Markov chain: :func:`penalise_`, the penal connection.
 """
 
 import lazy_loader

@@ -83,7 +83,7 @@ def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
 
 
 class PenalConnection:
-    """The penal connection of a model, at ``model.penal_connection`` after :func:`penalize`.
+    """The penal connection of a model, at ``model.penal_connection`` after :func:`penalise_`.
 
     Attributes:
         chain: the traced chain.
@@ -145,7 +145,7 @@ class PenalConnection:
         self.step += 1
 
     def remove(self) -> None:
-        """Restore the model before :func:`penalize`."""
+        """Restore the model before :func:`penalise_`."""
         self.sites.detach()
         for handles in (self.handles, self.of_optimizer):
             for handle in handles:
@@ -239,7 +239,7 @@ class PenalConnection:
                 self.batch = size
                 return
         raise UnsupportedError(
-            f"penalize(per='sample') found no tensor with a dimension {self.batch_dim} among the"
+            f"penalise_(per='sample') found no tensor with a dimension {self.batch_dim} among the"
             " inputs, expected one, whose size there is the number of samples; pass such a tensor,"
             " another batch_dim, or per='sum'."
         )
@@ -254,9 +254,9 @@ class PenalConnection:
                 continue
             if not self.sites.follows(module):
                 raise UnsupportedError(
-                    f"The module {name!r} of {type(model).__name__} was replaced after penalize, so"
-                    " its additions would have no penalty, expected the modules that were there;"
-                    " call model.penal_connection.remove(), and penalize again."
+                    f"The module {name!r} of {type(model).__name__} was replaced after penalise_,"
+                    " so its additions would have no penalty, expected the modules that were there;"
+                    " call model.penal_connection.remove(), and penalise_ again."
                 )
 
     def _meet(self, addition: Addition) -> Tensor:
@@ -271,7 +271,7 @@ class PenalConnection:
             raise UnsupportedError(
                 f"The addition number {addition.site.order} of module {addition.site.module!r}"
                 f" joins shapes {tuple(stream.shape)} and {tuple(branch.shape)} and is not the node"
-                f" {node.name!r} that was traced; call penalize in the mode, and with the kind of"
+                f" {node.name!r} that was traced; call penalise_ in the mode, and with the kind of"
                 " inputs, in which the model is trained."
             )
         if not coefficient or not learns(branch):
@@ -332,7 +332,7 @@ def _in_place(
     return plus(branch, plus(streamed, penalised_zero(branch, *penalty)), in_place=True)
 
 
-def penalize(
+def penalise_(
     model: Model,
     *inputs: Any,
     tau: Tau,
@@ -382,7 +382,7 @@ def penalize(
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
-        >>> layer = penalize(layer, torch.randn(2, 5, 8), tau=3e-4)
+        >>> layer = penalise_(layer, torch.randn(2, 5, 8), tau=3e-4)
         >>> layer(torch.randn(7, 3, 8)).sum().backward()
         >>> [node.name for node in layer.penal_connection.nodes]
         ['self_attn', 'linear2']
@@ -390,9 +390,9 @@ def penalize(
     Reference:
         Learnable Markov chain paper, section 2.2, Algorithm 1.
     """
-    expect_arguments("penalize", model=model)
-    expect_arguments("penalize", or_none=True, optimizer=optimizer)
-    expect_numbers("penalize", SEED, batch_dim=batch_dim)
+    expect_arguments("penalise_", model=model)
+    expect_arguments("penalise_", or_none=True, optimizer=optimizer)
+    expect_numbers("penalise_", SEED, batch_dim=batch_dim)
     if per not in ("sum", "sample"):
         raise InputError(
             f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling)."
@@ -403,11 +403,11 @@ def penalize(
             " it is."
         )
     if not callable(scale):
-        expect_numbers("penalize", "a number", scale=scale)
+        expect_numbers("penalise_", "a number", scale=scale)
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, nn.Module):
         # (the wrapper of torch.compile does not call its own hooks)
-        penalize(
+        penalise_(
             inside,
             *inputs,
             tau=tau,
@@ -425,7 +425,7 @@ def penalize(
         )
     if (part := _followed(model)) is not None:
         raise InputError(
-            f"penalize found that additions of {part} belong to the penal connection of another"
+            f"penalise_ found that additions of {part} belong to the penal connection of another"
             " module already, expected one connection for each addition; call remove() of the"
             " other, or give tau by the names of nodes."
         )

@@ -24,8 +24,8 @@ def penalty_disabled(model: nn.Module, when: bool = True) -> Iterator[None]:
 
     Example:
         >>> import torch
-        >>> from pathspace.training import penalize
-        >>> layer = penalize(
+        >>> from pathspace.training import penalise_
+        >>> layer = penalise_(
         ...     nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
         ...     torch.randn(2, 5, 8),
         ...     tau=1.0,

@@ -201,7 +201,7 @@ def rate_multipliers(facts: Facts) -> str:
         "one learning rate suits all weights"
         if max(abs(largest), abs(found["smallest"])) <= 1
         else (
-            "pathspace.training.init_skeleton, or max_multiplier= of pathspace.training.GSGD,"
+            "pathspace.training.init_skeleton_, or max_multiplier= of pathspace.training.GSGD,"
             " keeps such steps in"
             " bounds"
             if largest > 4

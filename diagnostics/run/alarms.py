@@ -125,7 +125,7 @@ RULES = (
     AlarmRule(
         "unbalanced",
         passes_judged.unbalanced,
-        "Rescale it: ps.balance(model, graph) leaves the function as it is.",
+        "Rescale it: ps.balance_(model, graph) leaves the function as it is.",
         _SIZES | _MOVES,
     ),
     AlarmRule(
@@ -201,7 +201,7 @@ RULES = (
     AlarmRule(
         "overflow",
         passes_judged.overflow,
-        "Stay in float32 or bfloat16, or balance the network with ps.balance or ps.fit_dtype.",
+        "Stay in float32 or bfloat16, or balance the network with ps.balance_ or ps.fit_dtype.",
     ),
     AlarmRule(
         "pulled back",

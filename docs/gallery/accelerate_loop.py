@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pathspace as ps
-from pathspace.training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton_
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 x = torch.randn(128, 8)
 skeleton = ps.trace(model, x[:4]).skeleton()
-init_skeleton(model, skeleton)
+init_skeleton_(model, skeleton)
 optimizer = GSGD(model.named_parameters(), lr=0.05, skeleton=skeleton)
 loader = DataLoader(TensorDataset(x, (x[:, :3]).argmax(1)), batch_size=16)
 

@@ -31,7 +31,7 @@ print(certificate.dimension, "independent path values; everything holds:", certi
 # %%
 graph = ps.trace(model, x)
 before = model(x).detach()
-ps.rescale(model, graph, torch.randn(graph.num_units))
+ps.rescale_(model, graph, torch.randn(graph.num_units))
 print((model(x) - before).abs().max() < 1e-4 * before.abs().max())
 
 # %% [markdown]

@@ -34,7 +34,7 @@ def cnn():
 torch.manual_seed(0)
 first = cnn()
 graph = ps.trace(first, images[:8])
-second = ps.rescale(copy.deepcopy(first), graph, torch.empty(graph.num_units).uniform_(-2, 2))
+second = ps.rescale_(copy.deepcopy(first), graph, torch.empty(graph.num_units).uniform_(-2, 2))
 print(graph.num_units, "free scales")
 
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pathspace as ps
-from pathspace.training import GAdam, init_skeleton
+from pathspace.training import GAdam, init_skeleton_
 
 warnings.simplefilter("ignore")
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun sets this up elsewhere
@@ -25,7 +25,7 @@ model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(),
 x = torch.randn(64, 8)
 y = x[:, :3].argmax(1)
 skeleton = ps.trace(model, x[:4]).skeleton()
-init_skeleton(model, skeleton)
+init_skeleton_(model, skeleton)
 for layer in (model[0], model[2], model[4]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)

@@ -23,7 +23,7 @@ print(graph.num_weights, "weights,", graph.num_units, "free scales, of which", g
 # %%
 with torch.no_grad():
     before = model(**inputs).logits
-    ps.rescale(model, graph, torch.randn(graph.num_units), exact=True)
+    ps.rescale_(model, graph, torch.randn(graph.num_units), exact=True)
     print(torch.allclose(model(**inputs).logits, before, atol=1e-5))
 
 # %% [markdown]

@@ -21,7 +21,7 @@ graph, groups = ps.trace(first, x[:4]), ps.channels(first, x[:4])
 
 # %%
 order = {"0.weight": torch.randperm(16), "2.weight": torch.randperm(12)}
-second = ps.rescale(groups.permute(order), graph, torch.randn(graph.num_units))
+second = ps.rescale_(groups.permute(order), graph, torch.randn(graph.num_units))
 print(torch.allclose(first(x), second(x), atol=1e-5), torch.allclose(first[0].weight, second[0].weight))
 print("same up to order and scales:", ps.compare(first, second, graph).same)
 

@@ -53,7 +53,7 @@ plain, x = (
     torch.randn(4, 6),
 )
 graph = ps.trace(plain, x)
-rescaled = ps.rescale(copy.deepcopy(plain), graph, torch.randn(graph.num_units))
+rescaled = ps.rescale_(copy.deepcopy(plain), graph, torch.randn(graph.num_units))
 for by in ("weights", "paths"):
     orders = []
     for found in (ps.channels(plain, x), ps.channels(rescaled, x)):

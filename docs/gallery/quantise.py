@@ -23,7 +23,7 @@ images = torch.randn(32, 3, 8, 8)
 net = ps.lift_clips(ps.fold_norms(model, images), images)
 graph = ps.trace(net, images[:2])
 print(graph.num_units, "free scales")
-net = ps.rescale(net, graph, torch.randn(graph.num_units))  # as bad as training may leave it
+net = ps.rescale_(net, graph, torch.randn(graph.num_units))  # as bad as training may leave it
 
 # %%
 found = ps.equalise(net, graph, bits=6, per="tensor", calibration=images)
@@ -36,7 +36,7 @@ print("signal over noise rose by more than 3 dB:", found.after > found.before + 
 # %%
 far = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
 x = torch.randn(256, 8)
-ps.rescale(far, ps.trace(far, x[:2]), torch.linspace(9, 14, 32))
+ps.rescale_(far, ps.trace(far, x[:2]), torch.linspace(9, 14, 32))
 fitted = ps.fit_dtype(far, x, torch.float16, headroom=4)
 print("fits before:", fitted.fitted_before, "- fits now:", fitted.fits)
 

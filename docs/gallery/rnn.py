@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import pathspace as ps
-from pathspace.training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton_
 
 
 class Rows(nn.Module):
@@ -35,7 +35,7 @@ print(graph.num_weights, "weights,", graph.num_units, "free scales,", graph.dime
 
 # %%
 skeleton = graph.skeleton()
-init_skeleton(model, skeleton)
+init_skeleton_(model, skeleton)
 optimizer = GSGD(model.named_parameters(), lr=0.2, skeleton=skeleton)
 for epoch in range(6):
     for batch in torch.randperm(1200).split(32):
@@ -57,7 +57,7 @@ phi = torch.linspace(-1, 1, graph.num_units).double()
 for rescaled in (False, True):
     other = copy.deepcopy(model).double()
     if rescaled:
-        ps.rescale(other, graph, phi)
+        ps.rescale_(other, graph, phi)
     trees = ps.trace(other, images[:4].double()).skeleton()
     steps = GSGD(other.named_parameters(), lr=0.1, skeleton=trees)
     for _ in range(3):

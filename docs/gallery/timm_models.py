@@ -19,7 +19,7 @@ print(f"{graph.num_weights:,} weights, {graph.num_units:,} free scales, of which
 # %%
 with torch.no_grad():
     before = model(x)
-    ps.rescale(model, graph, torch.randn(graph.num_units), exact=True)
+    ps.rescale_(model, graph, torch.randn(graph.num_units), exact=True)
     print(torch.allclose(model(x), before, rtol=1e-3, atol=1e-3))
 
 # %% [markdown]

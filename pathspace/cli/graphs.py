@@ -77,6 +77,7 @@ def verify(
     """
     from json import dumps
 
+    from ..evidence.claims import claim as decide
     from ..files.writing import STDOUT, expect_outputs, write_text
 
     expect_outputs("verify", json, (), proof)
@@ -88,7 +89,7 @@ def verify(
             graph = loaded.call(ps.trace, norm_eps=norm_eps.value)
             skeleton = graph.skeleton(rule=rule.value, seed=seed)
         if claim is not None:
-            result = ps.claim(claim.value, skeleton)
+            result = decide(claim.value, skeleton)
         else:
             options = {"norm_eps": norm_eps.value, "rule": rule.value, "upper_bound": upper_bound}
             result = loaded.call(ps.verify, seed=seed, **options)

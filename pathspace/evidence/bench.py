@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..gauge.moves import moved
-from ..gauge.rescale import rescale
+from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.modes import precision, without_eps
 from ..models.nested import mapped
@@ -135,11 +135,11 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
     phi = (phi / math.log(2)).round() * math.log(2)
     # (what is shifted is rounded, but small)
     with values_kept([tensors[name] for name in graph.shifts]):
-        rescale(model, graph, phi)
+        rescale_(model, graph, phi)
         try:
             yield
         finally:
-            rescale(model, graph, -phi)
+            rescale_(model, graph, -phi)
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ class GaugeCertificate:
 class Gauge(Tensor):
     """Log-scales of the units, ``(H,)``, with the certificate that they are a minimum.
 
-    A tensor in every respect: ``ps.rescale(model, graph, gauge)``. What is computed from
+    A tensor in every respect: ``ps.rescale_(model, graph, gauge)``. What is computed from
     it is an ordinary tensor.
 
     Attributes:
@@ -128,7 +128,7 @@ def choose_gauge(
         powers_of_two: round the factors to powers of two, which multiply
             floating-point numbers exactly.
         exact: do not change units that are free only at ``eps = 0``
-            (:func:`pathspace.balance` changes all).
+            (:func:`pathspace.balance_` changes all).
         limit: the largest factor.
         tolerance: how far above its minimum the objective may be; the
             certificate says what was reached.
@@ -150,7 +150,7 @@ def choose_gauge(
         >>> gauge.certificate.gap < 0.01 and gauge.certificate.after <= gauge.certificate.before
         True
         >>> y = model(x)
-        >>> torch.allclose(ps.rescale(model, graph, gauge)(x), y, atol=1e-5)
+        >>> torch.allclose(ps.rescale_(model, graph, gauge)(x), y, atol=1e-5)
         True
     """
     expect_arguments("choose_gauge", model=model, graph=graph)

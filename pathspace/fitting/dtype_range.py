@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import balancing
-from ..gauge.rescale import rescale
+from ..gauge.rescale import rescale_
 from ..graph.parts import owner, signed_rows
 from ..graph.structure import LOG_2, Structure
 from ..models.copies import safe_deepcopy
@@ -144,7 +144,7 @@ def fit_dtype(
         ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
         ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(16, 4)
-        >>> scrambled = ps.rescale(model, graph, torch.linspace(9, 14, 8))
+        >>> scrambled = ps.rescale_(model, graph, torch.linspace(9, 14, 8))
         >>> fitted = ps.fit_dtype(scrambled, x)
         >>> fitted.fitted_before, fitted.fits, fitted.error < 0.01
         (False, True, True)
@@ -167,7 +167,7 @@ def fit_dtype(
         if torch.equal(phi, best.phi):
             continue
         try:
-            moved = rescale(safe_deepcopy(model), graph, phi)
+            moved = rescale_(safe_deepcopy(model), graph, phi)
         except InputError:
             # (scales beyond the model's own type)
             continue

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import InputTypeError, expect_arguments, expect_numbers
 from ..gauge.moves import moved
-from ..gauge.rescale import rescale
+from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from .choice import Gauge, choose_gauge
@@ -120,7 +120,7 @@ def equalise(
         ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
         ... )
         >>> graph, x = ps.trace(model, torch.randn(1, 8)), torch.randn(256, 8)
-        >>> scrambled = ps.rescale(model, graph, torch.randn(graph.num_units))
+        >>> scrambled = ps.rescale_(model, graph, torch.randn(graph.num_units))
         >>> found = ps.equalise(scrambled, graph, bits=6, calibration=x)
         >>> found.helped, found.after > found.before + 3
         (True, True)
@@ -175,7 +175,7 @@ def equalise(
             break
     return Equalised(
         model=(
-            rescale(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model)
+            rescale_(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model)
         ),
         phi=phi,
         before=decibels(float(before.mean())),

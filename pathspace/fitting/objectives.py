@@ -40,7 +40,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Balance:
-    """``sum |w|^p``: :func:`pathspace.balance`.
+    """``sum |w|^p``: :func:`pathspace.balance_`.
 
     Attributes:
         p: which norm.

@@ -17,7 +17,7 @@ from ..models.copies import safe_deepcopy
 from .attained import attained
 from .pairs import Pairs
 from .programme import minimise
-from .rescale import expect_blocks, rescale
+from .rescale import expect_blocks, rescale_
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -94,15 +94,15 @@ def balancing(
         [(3, 'no weight leaves it (a normalisation follows): the smaller, the better')]
     """
     expect_arguments("balancing", model=model, graph=graph)
-    expect_numbers("balance", "a positive number", p=p, tolerance=tolerance)
+    expect_numbers("balance_", "a positive number", p=p, tolerance=tolerance)
     own = dict(model.named_parameters(remove_duplicate=False))
-    expect_blocks("balance", model, graph)
+    expect_blocks("balance_", model, graph)
     pairs = Pairs(graph, p, own)
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
     if not np.isfinite(before):
         raise InputError(
-            f"balance found a sum |w|^{p:g} of {before}, expected a finite one; load weights from"
+            f"balance_ found a sum |w|^{p:g} of {before}, expected a finite one; load weights from"
             " before they diverged."
         )
     found = attained(pairs)
@@ -112,7 +112,7 @@ def balancing(
     )
 
 
-def balance(
+def balance_(
     model: M,
     graph: Structure,
     p: float = 2,
@@ -128,14 +128,14 @@ def balance(
 
     Units without a minimum keep their scale: those that no weight leaves (a normalisation follows)
     or enters. :func:`balancing` lists them with the reason. Units that are free only at ``eps = 0``
-    change too if another weight leaves them (see :func:`pathspace.rescale`).
+    change too if another weight leaves them (see :func:`pathspace.rescale_`).
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
         graph: its reduction graph.
         p: which norm.
         tolerance: largest relative difference of the two sides.
-        optimizer: see :func:`pathspace.rescale`.
+        optimizer: see :func:`pathspace.rescale_`.
 
     Returns:
         The model.
@@ -149,14 +149,14 @@ def balance(
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> graph = ps.trace(model, torch.randn(1, 2).double())
-        >>> balanced = ps.balance(model, graph)
+        >>> balanced = ps.balance_(model, graph)
         >>> incoming = balanced[0].weight.square().sum(1) + balanced[0].bias.square()
         >>> bool(torch.allclose(incoming, balanced[2].weight.square()[0]))
         True
     """
-    expect_arguments("balance", model=model, graph=graph)
-    expect_arguments("balance", or_none=True, optimizer=optimizer)
-    return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
+    expect_arguments("balance_", model=model, graph=graph)
+    expect_arguments("balance_", or_none=True, optimizer=optimizer)
+    return rescale_(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
 
 
 @torch.no_grad()
@@ -164,7 +164,7 @@ def canonical_copy(model: M, graph: Structure) -> M:
     """A copy of a model at the canonical point of its orbit, in double precision."""
     copy = safe_deepcopy(model).double()
     phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
-    return rescale(copy, graph, torch.from_numpy(phi))
+    return rescale_(copy, graph, torch.from_numpy(phi))
 
 
 def canonical_scales(

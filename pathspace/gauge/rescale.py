@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..errors import InputError, InputTypeError, expect_arguments
 from ..graph.structure import Structure
+from ..models.copies import safe_deepcopy
 from ..models.finite import expect_scales
 from ..models.values import has_values, is_cut, require_values
 from ..models.walk import tensors_of
@@ -41,7 +42,7 @@ def expect_blocks(
 
 
 @torch.no_grad()
-def rescale(
+def rescale_(
     model: M,
     graph: Structure,
     phi: Tensor,
@@ -101,16 +102,16 @@ def rescale(
         ... ).double()
         >>> x = torch.randn(5, 2).double()
         >>> before, graph = model(x), ps.trace(model, x)
-        >>> after = ps.rescale(model, graph, torch.randn(graph.num_units).double())(x)
+        >>> after = ps.rescale_(model, graph, torch.randn(graph.num_units).double())(x)
         >>> torch.allclose(before, after, rtol=1e-12)
         True
     """
-    expect_arguments("rescale", model=model, graph=graph)
-    expect_arguments("rescale", or_none=True, optimizer=optimizer)
-    expect_scales("rescale", phi, graph.num_units)
+    expect_arguments("rescale_", model=model, graph=graph)
+    expect_arguments("rescale_", or_none=True, optimizer=optimizer)
+    expect_scales("rescale_", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
-    tensors = expect_blocks("rescale", model, graph, factors)
-    require_values("rescale", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
+    tensors = expect_blocks("rescale_", model, graph, factors)
+    require_values("rescale_", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
     moves = _transport(
         optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
     )
@@ -121,6 +122,36 @@ def rescale(
     for move in moves:
         move()
     return model
+
+
+def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
+    """A copy of ``model`` after a gauge transformation; see :func:`pathspace.rescale_`, which
+    changes the model itself and the state of an optimizer.
+
+    Args:
+        model: the traced model, or a copy with the same parameter names; it is not changed.
+        graph: its reduction graph.
+        phi: log-scales of the units, shape ``(num_units,)``.
+        exact: apply only the part of ``phi`` that is exact for the unchanged model.
+
+    Returns:
+        The rescaled copy.
+
+    Raises:
+        InputError: see :func:`pathspace.rescale_`.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
+        ... ).double()
+        >>> graph = ps.trace(model, torch.randn(5, 2).double())
+        >>> twin = ps.rescale(model, graph, torch.ones(graph.num_units))
+        >>> bool(torch.allclose(twin[0].weight, torch.e * model[0].weight))
+        True
+    """
+    expect_arguments("rescale", model=model, graph=graph)
+    return rescale_(safe_deepcopy(model), graph, phi, exact=exact)
 
 
 def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: float) -> None:
@@ -135,7 +166,7 @@ def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: 
     after = moved(tensor.double(), up, down, shift).abs()
     if bool(((after > limit) | after.isnan()).logical_and(tensor.isfinite()).any()):
         raise InputError(
-            f"rescale found log-scales that take {name!r} beyond the range of {tensor.dtype},"
+            f"rescale_ found log-scales that take {name!r} beyond the range of {tensor.dtype},"
             f" expected entries up to {limit:.3g}; use smaller ones, or convert the model first."
         )
 
@@ -149,19 +180,19 @@ def _transport(
     if optimizer is None:
         if keep_trajectory:
             raise InputError(
-                "rescale found keep_trajectory=True without an optimizer; pass optimizer= as well."
+                "rescale_ found keep_trajectory=True without an optimizer; pass optimizer= as well."
             )
         return []
     if keep_trajectory is None:
         keep_trajectory = type(optimizer) is torch.optim.SGD
     if keep_trajectory and type(optimizer) is not torch.optim.SGD:
         raise InputTypeError(
-            f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected"
+            f"rescale_ found keep_trajectory=True with {type(optimizer).__name__}, expected"
             " torch.optim.SGD, the only optimizer whose step is linear in gradients; do not pass"
             " keep_trajectory."
         )
     if optimizer.state:
-        expect_transport("rescale", optimizer)
+        expect_transport("rescale_", optimizer)
     moves: list[Callable[[], None]] = [
         _move(buffer, head, tail, -1 if keep_trajectory else power)
         for parameter, (head, tail) in factors.items()

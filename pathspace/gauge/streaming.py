@@ -41,7 +41,7 @@ Path = str | os.PathLike[str]
 def rescale_files(
     graph: Structure, phi: Tensor, source: Path, destination: Path, exact: bool = False
 ) -> None:
-    """Apply a gauge transformation to a checkpoint, as :func:`pathspace.rescale`
+    """Apply a gauge transformation to a checkpoint, as :func:`pathspace.rescale_`
     does to a model in memory.
 
     It needs the memory of a few pieces of a tensor. Each file is written under a temporary name and
@@ -55,7 +55,7 @@ def rescale_files(
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
         exact: apply only the part of ``phi`` that is exact for the unchanged model, see
-            :func:`pathspace.rescale`.
+            :func:`pathspace.rescale_`.
 
     Raises:
         InputError: ``phi`` has a wrong shape or takes weights beyond the range of their type, a
@@ -286,7 +286,7 @@ def balance_files(
     tolerance: float | None = None,
     exact: bool = True,
 ) -> Balancing:
-    """Balance a checkpoint, as :func:`pathspace.balance` does to a model in memory.
+    """Balance a checkpoint, as :func:`pathspace.balance_` does to a model in memory.
 
     Each round computes the sums over the weights that enter and leave each unit in one pass
     over the files. If a weight has less than 32 bits, scales are rounded to powers of two, so
@@ -302,7 +302,7 @@ def balance_files(
             by default 1e-12 if the weights between units fit into memory, else 1e-3.
         exact: do not move units that are free only at ``eps = 0``, so that the function of the
             unchanged model is preserved; with ``False`` they move too, as under
-            :func:`pathspace.balance`.
+            :func:`pathspace.balance_`.
 
     Returns:
         The applied log-scales, the norms, the remaining imbalance, and the

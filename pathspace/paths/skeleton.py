@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..errors import SEED, InputError, expect_arguments, expect_numbers
 from ..gauge.balance import canonical_scales
-from ..gauge.rescale import rescale
+from ..gauge.rescale import rescale_
 from ..graph.growing import SpanningTreeBuilder
 from ..graph.structure import Structure
 from ..models.finite import expect_finite
@@ -101,7 +101,7 @@ def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
     )
 
 
-def canonicalise(
+def canonicalise_(
     model: M, skeleton: Skeleton, tree: str = "out", optimizer: Optimizer | None = None
 ) -> M:
     """Rescale a model in place so that all weights of one tree are +-1; the
@@ -117,7 +117,7 @@ def canonicalise(
         model: the traced model, or a copy of it.
         skeleton: a skeleton of its reduction graph.
         tree: ``"out"`` (the constants of G-SGD) or ``"in"``.
-        optimizer: see :func:`pathspace.rescale`.
+        optimizer: see :func:`pathspace.rescale_`.
 
     Returns:
         The model.
@@ -132,16 +132,16 @@ def canonicalise(
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... ).double()
         >>> skeleton = ps.trace(model, torch.randn(1, 2).double()).skeleton()
-        >>> canonical = ps.canonicalise(model, skeleton)
+        >>> canonical = ps.canonicalise_(model, skeleton)
         >>> bool(torch.allclose(canonical[2].weight.abs(), torch.ones(1, 3).double()))
         True
     """
-    expect_arguments("canonicalise", model=model, skeleton=skeleton)
-    expect_arguments("canonicalise", or_none=True, optimizer=optimizer)
+    expect_arguments("canonicalise_", model=model, skeleton=skeleton)
+    expect_arguments("canonicalise_", or_none=True, optimizer=optimizer)
     if tree not in ("in", "out"):
-        raise InputError(f"canonicalise found tree={tree!r}, expected 'in' or 'out'.")
-    warn_of_dead("canonicalise", skeleton)
+        raise InputError(f"canonicalise_ found tree={tree!r}, expected 'in' or 'out'.")
+    warn_of_dead("canonicalise_", skeleton)
     skeleton = skeleton.live
     units = slice(1, skeleton.graph.num_units + 1)
     logs = skeleton.log_suffixes()[units] if tree == "out" else -skeleton.log_prefixes()[units]
-    return rescale(model, skeleton.graph, torch.from_numpy(logs), optimizer)
+    return rescale_(model, skeleton.graph, torch.from_numpy(logs), optimizer)

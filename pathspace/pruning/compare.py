@@ -93,7 +93,7 @@ def compare(
         >>> graph = ps.trace(model, x)
         >>> other = ps.channels(model, x).permute({"0.weight": [2, 0, 1]})
         >>> found = ps.compare(
-        ...     model, ps.rescale(other, graph, torch.tensor([1.0, -1.0, 0.5])), graph
+        ...     model, ps.rescale_(other, graph, torch.tensor([1.0, -1.0, 0.5])), graph
         ... )
         >>> found.same, found.as_given > 0.1
         (True, True)

@@ -22,7 +22,7 @@ import pathspace as ps
 from benchmarks.figures import keep, markdown, write
 from benchmarks.measure import in_turns
 from benchmarks.models import small_rnn
-from pathspace.training import GSGD, GaugeFixed, init_skeleton
+from pathspace.training import GSGD, GaugeFixed, init_skeleton_
 
 ROUNDS = 40
 SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
@@ -38,7 +38,7 @@ def made(kind: str, model: nn.Module, x: torch.Tensor) -> torch.optim.Optimizer:
     if kind != "G-SGD":
         return GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-9), graph)
     skeleton = graph.skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     return GSGD(model.named_parameters(), lr=1e-9, skeleton=skeleton)
 
 

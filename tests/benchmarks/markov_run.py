@@ -22,7 +22,7 @@ from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
 from pathspace.diagnostics.chain.observer import NodeTensors
 from pathspace.files.json_lines import append_lines, read_lines
-from pathspace.training import penalize
+from pathspace.training import penalise_
 from pathspace.training.experiments.tasks.fetched import fashion_splits
 
 lemmas = notebook("chain_lemmas")
@@ -144,7 +144,7 @@ def train(name: str, tau: float, seed: int, steps: int, batch: int = BATCH) -> n
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     order = torch.Generator().manual_seed(seed)
     if tau:
-        penalize(model, x[:batch], tau=tau)
+        penalise_(model, x[:batch], tau=tau)
     for _ in range(steps):
         chosen = torch.randint(len(x), (batch,), generator=order)
         optimizer.zero_grad()

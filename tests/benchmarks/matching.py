@@ -98,7 +98,7 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
     (x, y), test = parts[0], parts[-1]
     one, two = (trained(name, 2 * pair + i, x, y) for i in (0, 1))
     graph = ps.trace(one, test[0][:2])
-    level = [ps.balance(copy.deepcopy(net), graph) for net in (one, two)]
+    level = [ps.balance_(copy.deepcopy(net), graph) for net in (one, two)]
     groups, even = (ps.channels(net, test[0][:2]) for net in (one, level[0]))
     ways: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
         "as trained": lambda: (one, two),

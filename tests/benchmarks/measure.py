@@ -16,7 +16,7 @@ import torch
 import pathspace as ps
 from benchmarks import models
 from pathspace.capture.capture import capture
-from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training import GSGD, GAdam, init_skeleton_
 
 Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -134,7 +134,7 @@ def prepared(
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
     skeleton = ps.trace(model, *inputs).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     makers: dict[str, Maker] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
         "fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, fused=True),

@@ -1,4 +1,4 @@
-"""What 16 bits leave of the penalty: `penalize` and the explicit loss, against the
+"""What 16 bits leave of the penalty: `penalise_` and the explicit loss, against the
 explicit loss in float32.
 
 ``PYTHONPATH=tests python -m benchmarks.penal_bf16`` measures (one minute on one core) and writes
@@ -21,7 +21,7 @@ from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import Encoder, residual_cnn
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.addition_hooks import Addition, Sites
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 NAME, PAGE = "penal-bf16", "markov-chain.md"
 TAUS, SEEDS = (3e-4, 3e-3), range(6)
@@ -107,7 +107,7 @@ def compared(part: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def measured(name: str) -> list[dict[str, Any]]:
-    """The lines of one model, each a mean over seeds, and by how much `penalize` is closer,
+    """The lines of one model, each a mean over seeds, and by how much `penalise_` is closer,
     with its standard error.
     """
     found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
@@ -117,7 +117,7 @@ def measured(name: str) -> list[dict[str, Any]]:
         chain = MarkovChain.trace(model, x)
         low = copy.deepcopy(model) if cast else copy.deepcopy(model).bfloat16()
         plain = gradient(low, x, cast)
-        ours = penalize(
+        ours = penalise_(
             copy.deepcopy(low), x if cast or not x.is_floating_point() else x.bfloat16(), tau=0.0
         )
         for tau in TAUS:

@@ -1,4 +1,4 @@
-"""What `penalize` keeps for the backward pass in blocks with an activation or a
+"""What `penalise_` keeps for the backward pass in blocks with an activation or a
 norm after the sum, in bytes.
 
 ``PYTHONPATH=tests python -m benchmarks.penal_memory`` measures (seconds) and writes
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import kept
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 NAME, PAGE = "penal-memory", "markov-chain.md"
 BLOCKS, CHANNELS, SIZE = 4, 8, (4, 8, 12, 12)
@@ -67,7 +67,7 @@ def measured(name: str) -> dict[str, Any]:
     x = torch.randn(SIZE[0], 3, *SIZE[2:])
     node = 4 * torch.Size(SIZE).numel() * BLOCKS
     found = {"plain": kept(model, lambda: model(x).square().mean())}
-    penal = penalize(copy.deepcopy(model), x, tau=1e-3)
+    penal = penalise_(copy.deepcopy(model), x, tau=1e-3)
     found["penalize"] = kept(penal, lambda: penal(x).square().mean())
     return {"block": name, **found, "for_a_node": (found["penalize"] - found["plain"]) / node}
 
@@ -75,7 +75,7 @@ def measured(name: str) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
     return markdown(
-        ["end of the block", "kept, bytes", "with `penalize`", "tensors for a node"],
+        ["end of the block", "kept, bytes", "with `penalise_`", "tensors for a node"],
         [
             [r["block"], f"{r['plain']:,}", f"{r['penalize']:,}", f"{r['for_a_node']:.2f}"]
             for r in rows

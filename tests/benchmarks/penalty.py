@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks import models
 from pathspace.diagnostics import MarkovChain
-from pathspace.training import penalize
+from pathspace.training import penalise_
 from pathspace.training.penal import penal
 
 TAU = 3e-4
@@ -152,7 +152,7 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
     contenders: dict[str, nn.Module] = {
         "plain": model,
         "again": copy.deepcopy(model),
-        "penalize": penalize(copy.deepcopy(model), x, tau=TAU),
+        "penalize": penalise_(copy.deepcopy(model), x, tau=TAU),
         "penal": marked(copy.deepcopy(model), lambda z: penal(z, TAU)),
         "hook": marked(copy.deepcopy(model), paper_hook),
         "watch": chain_model,

@@ -25,6 +25,7 @@ from zoo.transformers_models import EXPERTS, GROUPED, SMALL, TABLE, WORDS, build
 
 import pathspace as ps
 from benchmarks.figures import keep, load, markdown, write
+from pathspace.fitting.smoothing import SmoothingPair
 
 Row = dict[str, Any]
 Place = tuple[str, set[int]]
@@ -169,8 +170,8 @@ def why_not(model: nn.Module, graph: ps.ReductionGraph, smooth: str) -> str:
 
 
 def found_by(
-    pairs: Iterable[ps.SmoothingPair], writer: Place, readers: list[Place]
-) -> ps.SmoothingPair | None:
+    pairs: Iterable[SmoothingPair], writer: Place, readers: list[Place]
+) -> SmoothingPair | None:
     """The pair that moves the scales between a layer and its readers, if there is one."""
     for pair in pairs:
         units = set(pair.units.tolist())
@@ -183,7 +184,7 @@ def found_by(
 
 
 def rescaled(
-    model: nn.Module, graph: ps.ReductionGraph, pairs: list[ps.SmoothingPair], inputs: Row
+    model: nn.Module, graph: ps.ReductionGraph, pairs: list[SmoothingPair], inputs: Row
 ) -> float:
     """Largest change of the logits in float32 when the units of all exact pairs are rescaled."""
     phi = torch.zeros(graph.num_units, dtype=torch.float64)
@@ -193,7 +194,7 @@ def rescaled(
     with torch.no_grad():
         before, after = (
             model(**inputs).logits,
-            ps.rescale(copy.deepcopy(model), graph, phi)(**inputs).logits,
+            ps.rescale_(copy.deepcopy(model), graph, phi)(**inputs).logits,
         )
     return float((after - before).abs().max() / before.abs().max())
 

@@ -22,7 +22,7 @@ from rich.progress import track
 
 import pathspace as ps
 from benchmarks.figures import markdown
-from pathspace.training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton_
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.task import Task
 from pathspace.training.experiments.tasks import load_task
@@ -85,7 +85,7 @@ def train(
     # the magnitude rule looks at the weights of this very model
     skeleton = ps.trace(model, *task.example_inputs()).skeleton(start.rule, seed=seed)
     if start.unit:
-        init_skeleton(model, skeleton)
+        init_skeleton_(model, skeleton)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     if start.path_space:
         optimizer = GSGD(

@@ -156,7 +156,7 @@ def test_constants_of_any_storage_are_constants(kind: str) -> None:
     model, x = Holding(kind), torch.randn(4, 3)
     graph, before = ps.trace(model, x), model(x)
     assert graph.num_units == 4 and not graph.pinned
-    ps.rescale(model, graph, torch.randn(4, dtype=torch.float64))
+    ps.rescale_(model, graph, torch.randn(4, dtype=torch.float64))
     assert torch.allclose(model(x), before, atol=1e-5)
 
 

@@ -94,7 +94,7 @@ def changed_by_rescaling(model: nn.Module, x: Tensor) -> float:
     """The relative change of the outputs under scales up to 4096, run as written."""
     graph = ps.trace(model, x)
     phi = math.log(2.0) * torch.randint(-12, 13, (graph.num_units,)).double()
-    before, twin = model(x), ps.rescale(copy.deepcopy(model), graph, phi)
+    before, twin = model(x), ps.rescale_(copy.deepcopy(model), graph, phi)
     return float((twin(x) - before).abs().max() / before.abs().max())
 
 
@@ -200,7 +200,7 @@ def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -
     certificate = ps.verify(Halved().double(), x, upper_bound=True)
     assert certificate.holds and certificate.units == certificate.units_at_most == 4
     model = Halved().double()
-    twin = ps.rescale(copy.deepcopy(model), ps.trace(model, x), torch.randn(4).double())
+    twin = ps.rescale_(copy.deepcopy(model), ps.trace(model, x), torch.randn(4).double())
     assert torch.allclose(model(x), twin(x), rtol=1e-12) and torch.allclose(
         model(x), twin(x), rtol=1e-12
     )

@@ -38,7 +38,7 @@ def test_padding_that_follows_from_buffers_is_followed(length: int) -> None:
     (result,) = graph.captured.graph.graph.find_nodes(op="output")[0].args[0]
     assert result.meta["val"].shape == model(x).shape
     twin = copy.deepcopy(model)
-    ps.rescale(twin, graph, torch.randn(4, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(4, dtype=torch.float64))
     for given in (x, torch.cat([x, x], -1)[..., :-1]):
         assert torch.allclose(twin(given), model(given))
 
@@ -217,6 +217,6 @@ def test_a_mask_that_the_call_writes_is_not_relied_on() -> None:
     model, x = Masked("columns", writes=True), torch.randn(5, 3)
     graph = ps.trace(model, x)
     twin = copy.deepcopy(model)
-    ps.rescale(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
     for _ in range(2):
         assert torch.allclose(twin(x), model(x), atol=1e-5)

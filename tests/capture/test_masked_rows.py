@@ -61,7 +61,7 @@ def test_models_that_choose_rows_have_their_units(use: str) -> None:
     graph = ps.trace(model, x)
     assert graph.num_units == 8 and not graph.pinned
     twin = copy.deepcopy(model)
-    ps.rescale(twin, graph, torch.randn(8, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(8, dtype=torch.float64))
     for given in (x, torch.randn(9, 3, dtype=torch.float64)):
         assert torch.allclose(twin(given), model(given))
     assert ps.verify(model, x).holds

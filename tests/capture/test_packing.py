@@ -77,7 +77,7 @@ def sample(model: nn.Module) -> tuple[nn.Module, Tensor]:
 def stays(model: nn.Module, graph: Any, *given: Any) -> bool:
     """Whether random scales leave what a model computes from given inputs."""
     twin = copy.deepcopy(model)
-    ps.rescale(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
     return torch.allclose(twin(*given), model(*given), rtol=1e-9, equal_nan=True)
 
 

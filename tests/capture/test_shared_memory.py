@@ -71,7 +71,7 @@ def test_what_is_read_outside_of_its_layer_is_not_rescaled(name: str) -> None:
     torch.manual_seed(0)
     model, x = Held(*CASES[name]).eval(), torch.randn(5, 3)
     graph, before = ps.trace(model, x), model(x)
-    ps.rescale(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
     assert torch.allclose(model(x), before, rtol=1e-4, atol=1e-4)
     # the channels of the norm, or the units behind it
     assert graph.num_units == 4

@@ -312,7 +312,7 @@ def changes(
     """The relative change of the outputs at each shape under a random rescaling."""
     inputs = [torch.randn(shape).double() for shape in shapes]
     before = [model(x) for x in inputs]
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     return [
         float((model(x) - y).abs().max() / y.abs().max())
         for x, y in zip(inputs, before, strict=True)
@@ -410,7 +410,7 @@ def test_what_the_example_is_too_small_to_show(name: str) -> None:
     x = torch.randn(large).double()
     graph = ps.trace(model, torch.randn(small).double())
     before, holds = model(x), ps.verify(model, x, graph=graph).holds
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     assert torch.allclose(model(x), before) or not holds
     assert "same operations" in graph.range or "captured at" in graph.range
 

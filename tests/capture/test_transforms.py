@@ -26,7 +26,7 @@ def vectors(rows: int = 8) -> Tensor:
 def unchanged(model: nn.Module, graph: ps.ReductionGraph, samples: list[Tensor]) -> bool:
     generator = torch.Generator().manual_seed(2)
     phi = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
-    other = ps.rescale(copy.deepcopy(model), graph, phi)
+    other = ps.rescale_(copy.deepcopy(model), graph, phi)
     with torch.no_grad():
         pairs = [(outputs(model(x)), outputs(other(x))) for x in samples]
     return all(
@@ -218,7 +218,7 @@ def test_every_expert_has_hidden_units_of_its_own(experts: str, act: str, units:
     # the numerical bound in float64 is the same number
     assert graph.num_units == units
     assert model.config._experts_implementation == experts
-    other = ps.rescale(copy.deepcopy(model), graph, 0.5 * torch.randn(graph.num_units))
+    other = ps.rescale_(copy.deepcopy(model), graph, 0.5 * torch.randn(graph.num_units))
     for length in (3, 9):
         more = torch.randint(0, 7, (2, length))
         with torch.no_grad():

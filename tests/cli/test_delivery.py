@@ -171,7 +171,7 @@ def test_log_scales_that_are_no_numbers_change_nothing() -> None:
     wrong = [torch.tensor([0.0, torch.nan, 0.0]), torch.zeros(2), [0.0, 0.0, 0.0], None]
     for phi in wrong:
         with pytest.raises(ps.PathspaceError, match="phi"):
-            ps.rescale(model, graph, phi)  # type: ignore[arg-type]
+            ps.rescale_(model, graph, phi)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.errors import UnsupportedError
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 
 class Written(nn.Module):
@@ -80,7 +80,7 @@ def test_the_penalty_of_an_interpolation_is_that_of_its_direction() -> None:
         penalty, value = penalty + direction.square().sum(), value + direction
     total = value.square().sum() + tau / 2 * penalty
     wanted = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
-    penalize(model, x, tau=tau)
+    penalise_(model, x, tau=tau)
     model(x).square().sum().backward()
     for p, slope in zip(model.parameters(), wanted, strict=True):
         assert (p.grad is None) == (slope is None)

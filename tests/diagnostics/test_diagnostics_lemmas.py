@@ -249,7 +249,7 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
     """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight
     decay pulls: no efficiency.
     """
-    from pathspace.training import penalize
+    from pathspace.training import penalise_
 
     torch.manual_seed(0)
     model, x = Net(2, 4).double(), torch.randn(12, 4, dtype=torch.float64)
@@ -257,7 +257,7 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
     t = x @ torch.randn(4, 2, dtype=torch.float64)
     chain = MarkovChain.trace(model, x)
     if tau:
-        penalize(model, x, tau=tau)
+        penalise_(model, x, tau=tau)
     parameters = list(model.parameters())
     branch = list(model.blocks.parameters())
 

@@ -161,7 +161,7 @@ def test_a_decoder_has_the_symmetries_of_its_parts(rotary: bool) -> None:
     assert counts["rotation"] == 4 * 3 // 2
     assert counts["linear map"] + found.gauge == rescalings + 2 * 4 + 2 * (2 if rotary else 4)
     graph = ps.trace(model, torch.randint(0, 23, (2, 7)))
-    ps.rescale(model, graph, 0.3 * torch.randn(graph.num_units))
+    ps.rescale_(model, graph, 0.3 * torch.randn(graph.num_units))
     assert causes(model, torch.randint(0, 23, (30, 7)))[0] == counts
 
 

@@ -26,7 +26,7 @@ from pathspace.diagnostics.run.outputs_judged import loss_fault
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
 from pathspace.models.copies import safe_deepcopy
-from pathspace.training import GSGD, GaugeFixed, penalize
+from pathspace.training import GSGD, GaugeFixed, penalise_
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 # units and chain cost a trace of the model, which the other alarms do without
@@ -532,7 +532,7 @@ def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool)
     torch.manual_seed(0)
     model, x, y = Residual(), torch.randn(8, 6), torch.randint(0, 3, (8,))
     if penalised:
-        penalize(model, x, tau=0.1)
+        penalise_(model, x, tau=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     units, layers = ps.trace(model, x).num_units, [row.layer for row in signal(model, x)]
     plain = copy.deepcopy(model)

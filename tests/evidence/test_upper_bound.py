@@ -122,7 +122,7 @@ def test_inputs_too_small_to_switch_a_rectifier_do_not_open_the_bracket() -> Non
 def test_the_bound_does_not_depend_on_the_gauge() -> None:
     model, args = CASES["residual_cnn"]()
     graph = ps.trace(model, *args)
-    ps.rescale(model, graph, torch.randn(graph.num_units))
+    ps.rescale_(model, graph, torch.randn(graph.num_units))
     assert bracket(model, *args).units_at_most == graph.num_units
 
 

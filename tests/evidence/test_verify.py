@@ -139,10 +139,10 @@ def test_rescaling_keeps_the_function_in_eval_mode() -> None:
     graph = ps.trace(model, x)
     before = model(x)
     phi = torch.from_numpy(np.random.default_rng(0).normal(size=graph.num_units))
-    ps.rescale(model, graph, phi)
+    ps.rescale_(model, graph, phi)
     assert torch.allclose(model(x), before, rtol=1e-10)
     with pytest.raises(ps.InputError, match="phi"):
-        ps.rescale(model, graph, phi[1:])
+        ps.rescale_(model, graph, phi[1:])
 
 
 def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> None:
@@ -306,7 +306,7 @@ def test_parameters_of_whole_numbers_are_constants(gate: Tensor) -> None:
     assert certificate.holds
     assert (certificate.units, certificate.parameters["pinned"]) == (4, 4)
     before = model(x)
-    ps.rescale(model, ps.trace(model, x), torch.randn(4))
+    ps.rescale_(model, ps.trace(model, x), torch.randn(4))
     assert torch.allclose(model(x), before, rtol=1e-5, atol=1e-6)
 
 

@@ -18,7 +18,7 @@ from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
 from pathspace.training.experiments.tasks.digits import image_splits
 from pathspace.training.experiments.tasks.images import image_task
-from pathspace.training.penal import penalize
+from pathspace.training.penal import penalise_
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_norms_after_sums_leave_the_chain_its_nodes() -> None:
     pairs = torch.randint(1, 20, (3, 9))
     strong, weak = (Translator(20, 4, 8, 2, 16, 2, original=True) for _ in range(2))
     weak.load_state_dict(strong.state_dict())
-    penalize(strong, pairs, tau=0.3)
+    penalise_(strong, pairs, tau=0.3)
     torch.testing.assert_close(strong(pairs), weak(pairs))
     for model in (strong, weak):
         model(pairs).square().mean().backward()

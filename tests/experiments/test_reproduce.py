@@ -75,7 +75,7 @@ from pathspace.training.experiments.reproduce.tuning import (
 from pathspace.training.experiments.reproduce.up_to_date import trial_of, up_to_date
 from pathspace.training.experiments.run_folder import CHECKPOINT_SECONDS, LAST
 from pathspace.training.experiments.task import _BUILDERS, Split, Task, load_task
-from pathspace.training.penal import penalize
+from pathspace.training.penal import penalise_
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -711,7 +711,7 @@ def test_toys_side_by_side_are_each_the_model_trained_alone(skip: float, tau: fl
         torch.manual_seed(5)
         model = Toy(skip=bool(skip))
     if tau:
-        penalize(model, torch.zeros(2, 2), tau=tau)
+        penalise_(model, torch.zeros(2, 2), tau=tau)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     points = torch.rand(100, 64, 2, generator=torch.Generator().manual_seed(5)) * 2 - 1
     for batch in points[:7]:

@@ -22,6 +22,7 @@ from zoo.trained_page import DATA, PAGE, render
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
 from pathspace.gauge.pairs import Pairs
+from pathspace.pruning.compare import Comparison
 from pathspace.training import GSGD
 
 # (networks of millions of weights)
@@ -144,7 +145,7 @@ def test_rescaling_leaves_the_network_alone_as_it_stands(name: str) -> None:
 
 
 @torch.no_grad()
-def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
+def compared_after_changes_of_channels(name: str, left: float) -> Comparison:
     """Half the channels left out equal half masked, with fewer weights; moved and
     rescaled ones are compared.
     """
@@ -157,7 +158,7 @@ def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
     assert change(subject.outputs(large), subject.outputs(small)) <= SAME
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
-    other = ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units))
+    other = ps.rescale_(moved, subject.graph, torch.randn(subject.graph.num_units))
     found = ps.compare(subject.model, other, subject.graph)
     assert found.as_given > 0.1
     return found
@@ -194,7 +195,7 @@ def test_norms_are_folded_and_bounds_lifted(name: str) -> None:
         assert change(wanted, subject.outputs(model)) <= SAME
     # bounds follow the scales of what they bound
     graph = ps.trace(lifted, *subject.args)
-    ps.rescale(lifted, graph, torch.randn(graph.num_units))
+    ps.rescale_(lifted, graph, torch.randn(graph.num_units))
     assert change(wanted, subject.outputs(lifted)) <= SAME
 
 
@@ -221,11 +222,11 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
         found = gauge.certificate
         assert found.bound <= found.after <= found.before
         assert (
-            change(wanted, subject.outputs(ps.rescale(subject.copy(), subject.graph, gauge)))
+            change(wanted, subject.outputs(ps.rescale_(subject.copy(), subject.graph, gauge)))
             <= SAME
         ), purpose
     powers = ps.choose_gauge(subject.model, subject.graph, ps.Balance(), powers_of_two=True)
-    moved = ps.rescale(subject.copy(), subject.graph, powers)
+    moved = ps.rescale_(subject.copy(), subject.graph, powers)
     # (running variances are rounded, as their eps does not scale)
     exact = not any("running_var" in key for key in subject.model.state_dict())
     assert change(wanted, subject.outputs(moved)) <= (0.0 if exact else SAME)
@@ -325,13 +326,13 @@ def test_balance_reaches_the_minimum_that_a_generic_solver_finds(name: str) -> N
 @pytest.mark.parametrize("name", params())
 def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None:
     subject = subject_of(name, torch.float64)
-    model = ps.balance(subject.copy(), subject.graph)
+    model = ps.balance_(subject.copy(), subject.graph)
     before, after = squares(subject.model, subject.graph), squares(model, subject.graph)
     assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
     assert after <= before * (1 + 1e-12)
     if not len(ps.balancing(subject.model, subject.graph).kept):
         # no other network of the orbit is smaller: one that was moved away arrives at the same size
-        again = ps.balance(subject.moved(0), subject.graph)
+        again = ps.balance_(subject.moved(0), subject.graph)
         assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
 
 
@@ -395,7 +396,7 @@ def test_steps_on_path_values_train_it_whatever_its_gauge(name: str) -> None:
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-onet", "silero-vad"))
 def test_canonical_form_is_the_same_function(name: str) -> None:
     subject = subject_of(name, torch.float64)
-    model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+    model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
     assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
 
 
@@ -404,7 +405,7 @@ def test_canonical_form_is_the_same_function(name: str) -> None:
 def test_canonical_form_drops_dead_rows(name: str) -> None:
     subject = subject_of(name, torch.float64)
     with pytest.warns(UserWarning, match="only weights of 0"):
-        model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+        model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
     assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
 
 

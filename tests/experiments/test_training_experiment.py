@@ -57,7 +57,7 @@ def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
     model = nn.Sequential(
         nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
     )
-    ps.rescale(model, ps.trace(model, torch.randn(2, 8)), torch.randn(64))
+    ps.rescale_(model, ps.trace(model, torch.randn(2, 8)), torch.randn(64))
     console = Console(width=120, file=io.StringIO())
     demo.rescale_and_round("net", (model, (torch.randn(256, 8),), {}), console)
     rows = [line.split() for line in console.file.getvalue().splitlines() if " dB" in line]  # type: ignore[attr-defined]

@@ -58,7 +58,7 @@ def traced(name: str) -> tuple[nn.Module, ps.ReductionGraph, Tensor]:
         model, x = Branches(), (16, 2, 9)
     model, batch = model.double().eval(), torch.randn(x).double()
     graph = ps.trace(model, batch[:2])
-    return ps.rescale(model, graph, torch.randn(graph.num_units)), graph, batch
+    return ps.rescale_(model, graph, torch.randn(graph.num_units)), graph, batch
 
 
 OBJECTIVES = {
@@ -90,7 +90,7 @@ def test_minima_are_minima_and_the_same_from_every_copy(name: str, key: str) -> 
     assert found.bound <= found.after <= found.before and found.gap < 5e-3 * max(
         1.0, abs(found.after)
     )
-    moved = ps.rescale(copy.deepcopy(model), graph, gauge)
+    moved = ps.rescale_(copy.deepcopy(model), graph, gauge)
     torch.testing.assert_close(moved(x), model(x))
     again = ps.choose_gauge(moved, graph, objective, batch).certificate
     # sizes that are measured change with the gauge as sizes do: SmoothQuant
@@ -99,7 +99,7 @@ def test_minima_are_minima_and_the_same_from_every_copy(name: str, key: str) -> 
     assert again.after == pytest.approx(found.after, abs=2 * (found.gap + again.gap) + 1e-6)
     for seed in range(5):
         step = 0.3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed))
-        other = ps.rescale(copy.deepcopy(moved), graph, step)
+        other = ps.rescale_(copy.deepcopy(moved), graph, step)
         assert (
             ps.choose_gauge(other, graph, objective, batch, tolerance=math.inf).certificate.before
             >= found.bound
@@ -111,8 +111,8 @@ def test_balance_is_balance() -> None:
     gauge = ps.choose_gauge(model, graph, ps.Balance())
     assert torch.equal(gauge.phi, ps.balancing(model, graph).phi)
     one, two = (
-        ps.rescale(copy.deepcopy(model), graph, gauge),
-        ps.balance(copy.deepcopy(model), graph),
+        ps.rescale_(copy.deepcopy(model), graph, gauge),
+        ps.balance_(copy.deepcopy(model), graph),
     )
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -139,7 +139,7 @@ def test_powers_of_two_change_nothing_at_all(key: str) -> None:
         float((exponents - exponents.round()).abs().max()) < 1e-12
         and gauge.certificate.powers_of_two
     )
-    assert torch.equal(ps.rescale(model, graph, gauge)(x), before)
+    assert torch.equal(ps.rescale_(model, graph, gauge)(x), before)
 
 
 def slow_noise(model: nn.Module, felt: dict[str, Tensor], bits: int, per: str) -> float:
@@ -163,7 +163,7 @@ def test_noise_is_what_its_formula_says(name: str, per: str) -> None:
     felt = Calibrated(model, x).sensitivity(4)
     certificate = ps.choose_gauge(model, graph, ps.Noise(5, per), x).certificate
     assert certificate.before == pytest.approx(math.log(slow_noise(model, felt, 5, per)), abs=1e-6)
-    chosen = ps.rescale(model, graph, ps.choose_gauge(model, graph, ps.Noise(5, per), x))
+    chosen = ps.rescale_(model, graph, ps.choose_gauge(model, graph, ps.Noise(5, per), x))
     measured = ps.choose_gauge(chosen, graph, ps.Noise(5, per), x).certificate.before
     assert measured == pytest.approx(certificate.after, abs=1e-6)
 
@@ -247,7 +247,7 @@ def test_conditioning_makes_kernel_entries_alike() -> None:
 
     gauge = ps.choose_gauge(model, graph, ps.Conditioning())
     assert divergence(model) == pytest.approx(gauge.certificate.before)
-    assert divergence(ps.rescale(model, graph, gauge)) == pytest.approx(gauge.certificate.after)
+    assert divergence(ps.rescale_(model, graph, gauge)) == pytest.approx(gauge.certificate.after)
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8])
@@ -283,7 +283,7 @@ def test_sizes_of_activations_belong_to_their_units(name: str) -> None:
         # (the sum of the residual connection is larger, and has the same scale)
         assert sizes.largest[place] >= value - 1e-9
     phi = torch.randn(graph.num_units, dtype=torch.float64)
-    moved = activation_sizes(graph, Calibrated(ps.rescale(model, graph, phi), x))
+    moved = activation_sizes(graph, Calibrated(ps.rescale_(model, graph, phi), x))
     units = (sizes.ids > 0) & (sizes.ids <= graph.num_units)
     factor = phi.exp().numpy()[sizes.ids[units] - 1]
     assert (moved.ids == sizes.ids).all()
@@ -361,9 +361,9 @@ def test_another_model_is_refused_in_a_sentence(objective: Any) -> None:
         with pytest.raises(ps.InputError, match=f"choose_gauge found {why}"):
             ps.choose_gauge(other, graph, objective, x)
         with pytest.raises(ps.InputError, match=f"rescale found {why}"):
-            ps.rescale(other, graph, torch.zeros(5))
+            ps.rescale_(other, graph, torch.zeros(5))
         with pytest.raises(ps.InputError, match=f"balance found {why}"):
-            ps.balance(other, graph)
+            ps.balance_(other, graph)
 
 
 class Given(nn.Linear):

@@ -42,7 +42,7 @@ def test_lifted_clips_are_the_same_function_with_free_scales(clip: nn.Module) ->
         assert ps.trace(model, x).num_units == 0 and graph.num_units == 14 and not graph.pinned
         for size in (0.01, 1.0, 100.0):
             assert torch.equal(lifted(size * x), model(size * x))
-            moved = ps.rescale(copy.deepcopy(lifted), graph, torch.randn(14, dtype=torch.float64))
+            moved = ps.rescale_(copy.deepcopy(lifted), graph, torch.randn(14, dtype=torch.float64))
             torch.testing.assert_close(moved(size * x), model(size * x), rtol=1e-9, atol=1e-9)
 
 

@@ -41,7 +41,7 @@ def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
     )  # fmt: skip
     model = ps.lift_clips(ps.fold_norms(layers.eval()))
     graph = ps.trace(model, torch.randn(1, 3, 10, 10))
-    return ps.rescale(model, graph, scramble * torch.randn(graph.num_units)), graph
+    return ps.rescale_(model, graph, scramble * torch.randn(graph.num_units)), graph
 
 
 def decibels(model: nn.Module, other: nn.Module, bits: int, per: str, x: Tensor) -> float:
@@ -83,7 +83,7 @@ def test_without_data_inputs_are_made_up() -> None:
     model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     graph = ps.trace(model, torch.randint(7, (2, 5)))
     with pytest.warns(UserWarning, match="makes up random ones"):
-        found = ps.equalise(ps.rescale(model, graph, torch.randn(graph.num_units)), graph, 6)
+        found = ps.equalise(ps.rescale_(model, graph, torch.randn(graph.num_units)), graph, 6)
     assert found.made_up and found.helped and "random inputs" in str(found)
 
 
@@ -96,7 +96,7 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
     )
     rounded = Rounded(model, graph, 5, "tensor")
     phi = 0.1 * torch.randn(graph.num_units, dtype=torch.float64)
-    net = ps.rescale(copy.deepcopy(model), graph, phi)
+    net = ps.rescale_(copy.deepcopy(model), graph, phi)
     wanted = net.state_dict() | quantised_weights(
         dict(net.named_parameters()), weight_axes(net), 5, "tensor"
     )
@@ -136,7 +136,7 @@ def test_running_variances_keep_their_digits_and_fit_the_type() -> None:
         model[2].running_var.copy_(torch.logspace(-2, 5.5, 6))
     graph = ps.trace(model, x)
     gauge = ps.choose_gauge(model, graph, lambda phi: phi.sum())
-    moved = ps.rescale(copy.deepcopy(model), graph, gauge)
+    moved = ps.rescale_(copy.deepcopy(model), graph, gauge)
     torch.testing.assert_close(
         moved(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max())
     )
@@ -199,7 +199,7 @@ def test_models_out_of_range_are_brought_into_it() -> None:
     )
     x = torch.randn(32, 6)
     graph = ps.trace(model, x)
-    far = ps.rescale(model, graph, torch.linspace(-14, 14, graph.num_units))
+    far = ps.rescale_(model, graph, torch.linspace(-14, 14, graph.num_units))
     with torch.no_grad():
         assert not torch.isfinite(copy.deepcopy(far).half()(x.half())).all()
         fitted = ps.fit_dtype(far, x, dtype)
@@ -268,7 +268,7 @@ def test_copies_far_outside_of_a_type_come_to_the_same_network(size, shift):
             tensor.mul_(size)
     found = []
     for start in (11.5, shift):
-        other = ps.rescale(copy.deepcopy(model), graph, torch.full((8,), start).double())
+        other = ps.rescale_(copy.deepcopy(model), graph, torch.full((8,), start).double())
         fitted = ps.fit_dtype(other, x)
         assert fitted.fits == (size == 1) == bool(fitted.phi.any())
         found.append(fitted.model[0].weight.abs().max())
@@ -291,7 +291,7 @@ def test_products_of_scales_are_measured_in_the_new_gauge():
     torch.manual_seed(0)
     model, x = nn.Sequential(Attention(), nn.Linear(8, 3)).double(), torch.randn(2, 5, 8).double()
     graph = ps.trace(model, x)
-    fitted = ps.fit_dtype(ps.rescale(model, graph, torch.full((graph.num_units,), 7.0)), x)
+    fitted = ps.fit_dtype(ps.rescale_(model, graph, torch.full((graph.num_units,), 7.0)), x)
     assert (fitted.fitted_before, fitted.fits) == (False, True)
     assert fitted.error < 0.01
 

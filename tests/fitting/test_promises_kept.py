@@ -60,7 +60,7 @@ def test_clips_that_are_shared_are_lifted_for_every_place(kind: str) -> None:
         torch.testing.assert_close(lifted(given), model(given))
     graph = ps.trace(lifted, x)
     assert graph.num_units > ps.trace(model, x).num_units
-    ps.rescale(lifted, graph, torch.linspace(-1, 1, graph.num_units))
+    ps.rescale_(lifted, graph, torch.linspace(-1, 1, graph.num_units))
     torch.testing.assert_close(lifted(x), model(x), rtol=1e-4, atol=1e-5)
 
 

@@ -55,7 +55,7 @@ def test_pairs_of_a_language_model_and_their_rescaling():
         assert pair.exact and pair.change <= 1e-12
         phi = torch.zeros(graph.num_units).double()
         phi[pair.units - 1] = torch.randn(len(pair.units)).double()
-        moved = ps.rescale(copy.deepcopy(model), graph, phi)
+        moved = ps.rescale_(copy.deepcopy(model), graph, phi)
         torch.testing.assert_close(moved(x), model(x))
         changed = {
             n
@@ -98,7 +98,7 @@ def test_layers_that_only_choose_are_readers_too():
     graph = ps.trace(model, x)
     pairs = {pair.writers: pair.readers for pair in ps.smoothing_pairs(graph)}
     assert pairs["norm",] == ("value", "index")
-    moved = ps.rescale(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
+    moved = ps.rescale_(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
     torch.testing.assert_close(moved(x), model(x))
 
 
@@ -164,7 +164,7 @@ def test_rescaled_and_reordered_is_the_same():
     model, x = net(), torch.randn(2, 3, 6, 6)
     graph, groups = ps.trace(model, x), ps.channels(model, x)
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
-    other = ps.rescale(moved, graph, torch.randn(graph.num_units))
+    other = ps.rescale_(moved, graph, torch.randn(graph.num_units))
     found = ps.compare(model, other, graph)
     assert found.same and not found.differ and found.distance < 1e-6 < 0.1 < found.as_given
     assert ps.compare(model, copy.deepcopy(model), graph).as_given == 0

@@ -28,6 +28,7 @@ from pathspace.gauge import attained
 from pathspace.gauge.attained import ZEROS_LEAVE, neighbours
 from pathspace.gauge.balance import canonical_scales
 from pathspace.gauge.pairs import Pairs
+from pathspace.graph.parts import WeightBlock
 
 
 def change_and_sizes(
@@ -199,7 +200,7 @@ def test_the_minimum_is_that_of_a_generic_convex_solver(name: str, p: int) -> No
         (sizes * np.exp(p * (change @ found.phi.numpy()))).sum(), rel=1e-9
     )
     assert not found.phi.numpy()[found.kept - 1].any()
-    ps.balance(model, graph, p=p)
+    ps.balance_(model, graph, p=p)
     assert change_and_sizes(model, graph, p)[1].sum() == pytest.approx(found.after, rel=1e-9)
 
 
@@ -218,7 +219,7 @@ def test_what_comes_before_a_norm_is_balanced_against_it(name: str) -> None:
         copy.deepcopy(model), ps.trace(model, torch.randn(2, 2, 6, 6).double(), norm_eps="respect")
     )
     assert found.after <= smaller.after * (1 + 1e-12)
-    ps.balance(model, graph)
+    ps.balance_(model, graph)
     assert torch.equal(model.convs[0].weight, kernel)
     for norm, reader in zip(model.norms, [*model.convs[1:], model.head], strict=True):
         leaving = reader.weight.square().sum([d for d in range(reader.weight.dim()) if d != 1])
@@ -232,9 +233,9 @@ def test_a_balanced_network_stays_and_copies_meet(name: str) -> None:
     twin = copy.deepcopy(model)
     phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(2)).double() * 3
     phi[torch.from_numpy(found.kept - 1)] = 0
-    ps.rescale(twin, graph, phi)
-    ps.balance(model, graph)
-    ps.balance(twin, graph)
+    ps.rescale_(twin, graph, phi)
+    ps.balance_(model, graph)
+    ps.balance_(twin, graph)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-10)
     again = ps.balancing(model, graph)
@@ -251,13 +252,13 @@ def test_all_copies_have_one_canonical_gauge(name: str) -> None:
     other = dataclasses.replace(
         graph, parameters=dict(twin.named_parameters(remove_duplicate=False))
     )
-    ps.rescale(
+    ps.rescale_(
         twin,
         graph,
         3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(2)).double(),
     )
     for net, of in ((model, graph), (twin, other)):
-        ps.rescale(net, of, torch.from_numpy(canonical_scales(of)))
+        ps.rescale_(net, of, torch.from_numpy(canonical_scales(of)))
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-10)
 
@@ -272,7 +273,7 @@ def test_far_away_networks_are_found_back() -> None:
         torch.linspace(-120, 120, 12),
         60 * torch.randn(12, generator=generator),
     ):
-        twin = ps.rescale(copy.deepcopy(model), graph, phi.double())
+        twin = ps.rescale_(copy.deepcopy(model), graph, phi.double())
         assert ps.balancing(twin, graph).after == pytest.approx(least, rel=1e-9)
 
 
@@ -283,7 +284,7 @@ def test_what_cannot_be_balanced_is_refused_in_a_sentence() -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = torch.inf
     with pytest.raises(ps.InputError, match="finite"):
-        ps.balance(model, graph)
+        ps.balance_(model, graph)
 
 
 # --- which units are left alone
@@ -311,7 +312,7 @@ def signed_graphs(draw: st.DrawFn) -> ps.ReductionGraph:
     graph = ps.trace(model, torch.randn(1, 1))
     tail, head = (torch.tensor([edge[i] for edge in edges]) for i in (0, 1))
     weight = nn.Parameter(torch.tensor([edge[2] for edge in edges]).double())
-    block = ps.WeightBlock("w", (len(edges),), tail, head)
+    block = WeightBlock("w", (len(edges),), tail, head)
     return dataclasses.replace(
         graph, blocks=(block,), num_units=units, forms=csr_array(forms), parameters={"w": weight}
     )
@@ -405,7 +406,7 @@ def test_a_loop_keeps_one_unit_only() -> None:
     assert "normalisation" in next(iter(found.left_alone))
     tail, head = torch.tensor([0, 1, 2, 2]), torch.tensor([1, 2, 3, 1])
     weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]).double())
-    block = ps.WeightBlock("w", (4,), tail, head)
+    block = WeightBlock("w", (4,), tail, head)
     loop = dataclasses.replace(graph, blocks=(block,), num_units=3, parameters={"w": weight})
     found = ps.balancing(Holder(weight), loop)
     assert [units.tolist() for units in found.left_alone.values()] == [[3]]

@@ -61,7 +61,7 @@ def test_canonical_models_compute_the_same_with_skeleton_weights_of_size_one(
     model, args = doubled(name)
     before = outputs(model, args)
     skeleton = ps.trace(model, *args).skeleton("random", 1)
-    ps.canonicalise(model, skeleton, tree)
+    ps.canonicalise_(model, skeleton, tree)
     torch.testing.assert_close(
         outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max())
     )
@@ -73,9 +73,9 @@ def test_rescaled_models_have_one_canonical_form() -> None:
     model, args = doubled("residual_cnn")
     twin = copy.deepcopy(model)
     graph, other = ps.trace(model, *args), ps.trace(twin, *args)
-    ps.rescale(twin, other, torch.randn(other.num_units).double())
-    ps.canonicalise(model, graph.skeleton())
-    ps.canonicalise(twin, other.skeleton())
+    ps.rescale_(twin, other, torch.randn(other.num_units).double())
+    ps.canonicalise_(model, graph.skeleton())
+    ps.canonicalise_(twin, other.skeleton())
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=0)
 
@@ -86,7 +86,7 @@ def test_balanced_models_compute_the_same_with_equal_sides(name: str, p: int) ->
     model, args = doubled(name)
     before = outputs(model, args)
     graph = ps.trace(model, *args)
-    ps.balance(model, graph, p=p)
+    ps.balance_(model, graph, p=p)
     torch.testing.assert_close(
         outputs(model, args), before, rtol=1e-10, atol=1e-10 * float(before.abs().max())
     )
@@ -103,7 +103,7 @@ def test_units_without_a_minimum_are_left_alone() -> None:
     assert graph.num_units == 6
     assert len(ps.balancing(model, graph).kept) == 3
     first = model[0].weight.clone()
-    ps.balance(model, graph)
+    ps.balance_(model, graph)
     assert torch.equal(model[0].weight, first)
     torch.testing.assert_close(
         model[1].weight ** 2 + model[1].bias ** 2, (model[3].weight ** 2).sum(0)
@@ -115,7 +115,7 @@ def test_a_dead_unit_is_left_alone() -> None:
     with torch.no_grad():
         model[2].weight[:, 1] = 0
     graph = ps.trace(model, torch.randn(1, 2).double())
-    ps.balance(model, graph)
+    ps.balance_(model, graph)
     assert ps.balancing(model, graph).kept.tolist() == [2]
     assert np.isfinite(model[0].weight.detach().numpy()).all()
 
@@ -123,12 +123,12 @@ def test_a_dead_unit_is_left_alone() -> None:
 def test_balancing_finds_the_smallest_norm_of_the_orbit() -> None:
     model, args = doubled("mlp_2x3x5x2")
     graph = ps.trace(model, *args)
-    ps.balance(model, graph)
+    ps.balance_(model, graph)
     least = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
     for seed in range(20):
         twin = copy.deepcopy(model)
         generator = torch.Generator().manual_seed(seed)
-        ps.rescale(twin, graph, 0.1 * torch.randn(graph.num_units, generator=generator).double())
+        ps.rescale_(twin, graph, 0.1 * torch.randn(graph.num_units, generator=generator).double())
         assert sum(float((p.detach() ** 2).sum()) for p in twin.parameters()) > least
 
 
@@ -136,19 +136,19 @@ def test_wrong_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, args = doubled("mlp_3x4x2")
     graph = ps.trace(model, *args)
     with pytest.raises(ps.InputError, match="tree"):
-        ps.canonicalise(model, graph.skeleton(), "up")
+        ps.canonicalise_(model, graph.skeleton(), "up")
     with pytest.raises(ps.InputError, match="positive"):
-        ps.balance(model, graph, p=0)
+        ps.balance_(model, graph, p=0)
     with pytest.raises(ps.InputError, match="tolerance=-1, expected a positive number"):
-        ps.balance(model, graph, tolerance=-1)
+        ps.balance_(model, graph, tolerance=-1)
     monkeypatch.setattr("pathspace.gauge.programme.STEPS", 1)
     with pytest.raises(ps.InputError, match="after 1 steps"):
-        ps.balance(model, graph, tolerance=1e-15)
+        ps.balance_(model, graph, tolerance=1e-15)
     skeleton = graph.skeleton()
     with torch.no_grad():
         model[2].weight.zero_()
     with pytest.raises(ps.InputError, match="zero"):
-        ps.canonicalise(model, skeleton)
+        ps.canonicalise_(model, skeleton)
 
 
 # --- optimizers
@@ -197,10 +197,10 @@ def test_buffers_are_what_they_would_be_had_the_network_always_been_rescaled(kin
     be gathered and compared.
     """
     (_, graph, _), (other, twin, late) = two(lambda m, g: _still(MAKERS[kind](m, g)))
-    ps.rescale(other, twin, phi_for(twin), optimizer=late, keep_trajectory=False)
+    ps.rescale_(other, twin, phi_for(twin), optimizer=late, keep_trajectory=False)
     torch.manual_seed(0)
     early = mlp(3, 6, 5, 2).double()
-    ps.rescale(early, ps.trace(early, x), phi_for(graph))
+    ps.rescale_(early, ps.trace(early, x), phi_for(graph))
     fresh = _still(MAKERS[kind](early, graph))
     train(early, fresh, 5)
     seen = 0
@@ -231,7 +231,7 @@ def test_gsgd_with_momentum_goes_on_as_if_nothing_had_happened() -> None:
         return GSGD(model.named_parameters(), lr=0.01, momentum=0.9, skeleton=graph.skeleton())
 
     (model, _, optimizer), (other, graph, late) = two(make)
-    ps.rescale(other, graph, phi_for(graph), optimizer=late)
+    ps.rescale_(other, graph, phi_for(graph), optimizer=late)
     for _ in range(10):
         train(model, optimizer, 1)
         train(other, late, 1)
@@ -247,10 +247,10 @@ def test_sgd_with_momentum_keeps_its_trajectory(nesterov: bool) -> None:
 
     (model, _, optimizer), (other, graph, late) = two(make)
     start = model(x).detach()
-    ps.rescale(other, graph, phi_for(graph), optimizer=late)
+    ps.rescale_(other, graph, phi_for(graph), optimizer=late)
     for step in range(20):
         if step == 10:
-            ps.rescale(other, graph, -0.5 * phi_for(graph), optimizer=late, keep_trajectory=True)
+            ps.rescale_(other, graph, -0.5 * phi_for(graph), optimizer=late, keep_trajectory=True)
         train(model, optimizer, 1)
         train(other, late, 1)
         torch.testing.assert_close(other(x), model(x), rtol=1e-8, atol=1e-8)
@@ -259,7 +259,7 @@ def test_sgd_with_momentum_keeps_its_trajectory(nesterov: bool) -> None:
 
 def test_sgd_goes_another_way_if_asked_to() -> None:
     (model, _, optimizer), (other, graph, late) = two(MAKERS["sgd"])
-    ps.rescale(other, graph, phi_for(graph), optimizer=late, keep_trajectory=False)
+    ps.rescale_(other, graph, phi_for(graph), optimizer=late, keep_trajectory=False)
     train(model, optimizer, 10)
     train(other, late, 10)
     assert (model(x) - other(x)).abs().max() > 1e-3
@@ -272,11 +272,11 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
     train(model, optimizer, 1)
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ps.UnsupportedError, match="Adafactor"):
-        ps.rescale(model, graph, phi_for(graph), optimizer=optimizer)
+        ps.rescale_(model, graph, phi_for(graph), optimizer=optimizer)
     with pytest.raises(ps.InputTypeError, match="SGD"):
-        ps.rescale(model, graph, phi_for(graph), optimizer=optimizer, keep_trajectory=True)
+        ps.rescale_(model, graph, phi_for(graph), optimizer=optimizer, keep_trajectory=True)
     with pytest.raises(ps.InputError, match="optimizer="):
-        ps.rescale(model, graph, phi_for(graph), keep_trajectory=True)
+        ps.rescale_(model, graph, phi_for(graph), keep_trajectory=True)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -288,9 +288,9 @@ def test_copies_are_rescaled_and_balanced_alike() -> None:
     copied = copy.deepcopy(model)
     graph, before = ps.trace(model, x), model(x)
     phi = torch.randn(graph.num_units).double()
-    assert torch.allclose(ps.rescale(model, graph, phi)(x), before, rtol=1e-10)
-    assert torch.equal(ps.rescale(copied, graph, phi)[0].weight, model[0].weight)
-    assert torch.equal(ps.balance(copied, graph)[2].weight, ps.balance(model, graph)[2].weight)
+    assert torch.allclose(ps.rescale_(model, graph, phi)(x), before, rtol=1e-10)
+    assert torch.equal(ps.rescale_(copied, graph, phi)[0].weight, model[0].weight)
+    assert torch.equal(ps.balance_(copied, graph)[2].weight, ps.balance_(model, graph)[2].weight)
 
 
 def test_a_traced_model_is_not_kept_alive() -> None:
@@ -313,6 +313,6 @@ def test_numbers_kept_for_a_scalar_parameter_have_no_scale() -> None:
     state = optimizer.state[model[0].bias]
     product, average = state["mu_product"].clone(), state["exp_avg"].clone()
     factor = math.exp(0.7)
-    ps.rescale(model, graph, torch.full((graph.num_units,), 0.7), optimizer=optimizer)
+    ps.rescale_(model, graph, torch.full((graph.num_units,), 0.7), optimizer=optimizer)
     assert torch.equal(state["mu_product"], product)
     torch.testing.assert_close(state["exp_avg"], average / factor)

@@ -96,4 +96,4 @@ def test_powers_of_two_are_exact(dtype: torch.dtype) -> None:
         * torch.tensor(2.0).double().log()
     )
     before = model(x)
-    assert torch.equal(ps.rescale(model, graph, phi)(x), before)
+    assert torch.equal(ps.rescale_(model, graph, phi)(x), before)

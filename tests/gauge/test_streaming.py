@@ -106,7 +106,7 @@ def test_files_are_rescaled_as_the_model_is(tmp_path: Path, prefix: str) -> None
     phi = torch.randn(graph.num_units).double()
     source = sharded(net, tmp_path / "source", prefix=prefix)
     ps.rescale_files(graph, phi, source, tmp_path / "new")
-    expected = stored(ps.rescale(model(), graph, phi))
+    expected = stored(ps.rescale_(model(), graph, phi))
     found = loaded(tmp_path / "new")
     assert found.keys() == {prefix + name for name in expected}
     assert all(torch.equal(found[prefix + name], tensor) for name, tensor in expected.items())
@@ -180,7 +180,7 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(checkpoints, "write", write)
     ps.rescale_files(graph, phi, source, new)
     assert [file.stat().st_mtime_ns for file in whole] == stamps
-    expected = stored(ps.rescale(net, graph, phi.double()))
+    expected = stored(ps.rescale_(net, graph, phi.double()))
     assert all(torch.equal(expected[name], tensor) for name, tensor in loaded(new).items())
     assert not list(new.glob(".pathspace*"))
     # another job writes every file again

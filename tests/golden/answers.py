@@ -30,6 +30,7 @@ from typing import Any
 import pathspace as ps
 from golden.ends import ends_digest
 from golden.targets import Target, seeded, settings_kept
+from pathspace.pruning.channels import ChannelGroups
 
 BASIS, NORMS, BALANCE, VERIFY, BOUND, CHANNELS = 3_000, 300_000, 100_000, 2_000, 600, 3_000_000
 Row = dict[str, Any]
@@ -112,7 +113,7 @@ def _accounted(model: Any, args: Any, kwargs: Any) -> list[int]:
     return [*found.totals.values(), len(found.reasons)]
 
 
-def _channels(found: ps.ChannelGroups) -> list[Any]:
+def _channels(found: ChannelGroups) -> list[Any]:
     """Groups and channels in number, and a digest of what they are made of."""
     parts = []
     for group in found:

@@ -35,7 +35,7 @@ def changes(model: nn.Module, graph: Any, *given: Tensor) -> float:
     twin = type(model)(model.code).double()  # type: ignore[attr-defined, operator]
     twin.order = model.order.double()  # type: ignore[assignment]
     twin.load_state_dict(model.state_dict())
-    ps.rescale(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
     with torch.no_grad():
         for name in graph.unused:
             twin.get_parameter(name).normal_()

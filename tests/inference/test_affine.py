@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from zoo import soundness
 
 import pathspace as ps
-from pathspace.training import GSGD, PathSGD, init_skeleton
+from pathspace.training import GSGD, PathSGD, init_skeleton_
 
 WIDTH = 6
 
@@ -104,7 +104,7 @@ def test_a_sum_scales_where_all_uses_agree_on_the_constant(name: str) -> None:
     before = net(x).detach()
     for seed in range(3):
         phi = normal(graph, seed)
-        after = ps.rescale(copy.deepcopy(net), graph, phi)
+        after = ps.rescale_(copy.deepcopy(net), graph, phi)
         torch.testing.assert_close(after(x), before, rtol=1e-10, atol=1e-10)
         a, b = graph.gauge_affine(phi).get("gain", (torch.ones(1), torch.zeros(1)))
         torch.testing.assert_close(after.gain, a.double() * net.gain + b)
@@ -150,9 +150,9 @@ def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:
         rebuilt["gain"] + 1, twin.rebuild(twin.values(), twin.skeleton.signs())["gain"]
     )
     for change in (
-        lambda m, g: ps.balance(m, g),
-        lambda m, g: ps.canonicalise(m, g.skeleton(rule=rule)),
-        lambda m, g: ps.rescale(m, g, normal(g)),
+        lambda m, g: ps.balance_(m, g),
+        lambda m, g: ps.canonicalise_(m, g.skeleton(rule=rule)),
+        lambda m, g: ps.rescale_(m, g, normal(g)),
     ):
         mine, its = change(copy.deepcopy(net), graph), change(copy.deepcopy(plain), other)
         torch.testing.assert_close(mine.gain + 1, its.gain, rtol=1e-6, atol=1e-9)
@@ -172,7 +172,7 @@ def test_the_second_name_of_a_parameter_moves_along() -> None:
     )
     before = net(x).detach()
     torch.testing.assert_close(
-        ps.rescale(net, graph, normal(graph))(x), before, rtol=1e-10, atol=1e-10
+        ps.rescale_(net, graph, normal(graph))(x), before, rtol=1e-10, atol=1e-10
     )
 
 
@@ -210,7 +210,7 @@ def test_optimizers_on_path_values_ask_for_a_graph_without_such_sums() -> None:
 def test_skeleton_weights_of_size_one_are_sums() -> None:
     net, _, graph = made("after a norm")
     skeleton = graph.skeleton()
-    init_skeleton(net, skeleton)
+    init_skeleton_(net, skeleton)
     chosen = skeleton.masks["gain"]
     assert bool(chosen.any())
     torch.testing.assert_close((net.gain[chosen] + 1).abs(), torch.ones(int(chosen.sum())).double())
@@ -218,7 +218,7 @@ def test_skeleton_weights_of_size_one_are_sums() -> None:
 
 def test_moments_of_an_optimizer_follow() -> None:
     net, x, graph = made("one plus weight")
-    other = ps.rescale(copy.deepcopy(net), graph, normal(graph))
+    other = ps.rescale_(copy.deepcopy(net), graph, normal(graph))
     gradients = []
     for model in (net, other):
         gradients.append(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))

@@ -29,7 +29,7 @@ def largest_change(model: nn.Module, graph: ps.ReductionGraph, x: Tensor) -> flo
     for size in (0.01, 1.0, 100.0):
         for spread in (1.0, 8.0):
             copied = copy.deepcopy(model)
-            ps.rescale(copied, graph, spread * torch.randn(graph.num_units, dtype=torch.float64))
+            ps.rescale_(copied, graph, spread * torch.randn(graph.num_units, dtype=torch.float64))
             torch.manual_seed(3)
             before = model(size * x)
             torch.manual_seed(3)

@@ -40,7 +40,7 @@ def worst_change(model: nn.Module, graph: ps.ReductionGraph, samples: list[Sampl
     with torch.no_grad():
         for _ in range(3):
             phi = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
-            other = ps.rescale(copy.deepcopy(model), graph, phi)
+            other = ps.rescale_(copy.deepcopy(model), graph, phi)
             for sample in samples:
                 before, after = outputs(model(*sample)), outputs(other(*sample))
                 worst = max(worst, float((before - after).abs().max() / before.abs().max()))

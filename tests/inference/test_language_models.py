@@ -19,7 +19,7 @@ from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.parameters.cost import cost
 from pathspace.diagnostics.report.page import report
 from pathspace.diagnostics.signal.signal import signal
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_rule_fails")]
 WORDS = 41
@@ -127,7 +127,7 @@ def test_what_a_tokenizer_returns_is_taken_everywhere(given: str) -> None:
     page = report(model, *args, kwargs=kwargs)
     absent = {name: part["absent"] for name, part in page.facts.items() if "absent" in part}
     assert not {"certificate", "chain", "signal"} & set(absent), absent
-    trained = penalize(model, *args, kwargs=kwargs, tau=1e-3)
+    trained = penalise_(model, *args, kwargs=kwargs, tau=1e-3)
     trained(**tokens())["logits"].sum().backward()
     assert model.config.use_cache is True
 
@@ -170,7 +170,7 @@ def test_a_filled_cache_is_an_input_and_stays_as_it_is() -> None:
 def test_chains_of_default_language_models() -> None:
     model = family("gpt2")
     assert len(MarkovChain.trace(model, kwargs=tokens())) == 4
-    trained: Callable[..., Any] = penalize(model.train(), kwargs=tokens(), tau=1e-3)
+    trained: Callable[..., Any] = penalise_(model.train(), kwargs=tokens(), tau=1e-3)
     trained(**tokens()).logits.sum().backward()
     assert model.config.use_cache
 

@@ -177,6 +177,6 @@ def test_buffers_that_a_call_writes_are_no_constants(kind: str) -> None:
     before = [model(x).detach() for _ in range(2)]
     again = Written(kind).double()
     again.load_state_dict({**model.state_dict(), "held": Written(kind).double().held})
-    ps.rescale(again, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(again, graph, torch.randn(graph.num_units, dtype=torch.float64))
     for expected in before:
         assert torch.allclose(again(x), expected, rtol=1e-9)

@@ -54,7 +54,7 @@ def change(
     model: nn.Module, x: Tensor, graph: ps.ReductionGraph, phi: Tensor, **options: Any
 ) -> float:
     before = model(x).detach()
-    after = ps.rescale(copy.deepcopy(model), graph, phi, **options)(x).detach()
+    after = ps.rescale_(copy.deepcopy(model), graph, phi, **options)(x).detach()
     return float((after - before).abs().max() / before.abs().max())
 
 
@@ -83,7 +83,7 @@ def test_the_variance_may_become_negative_and_its_sum_with_eps_stays_positive(
 ) -> None:
     model, x = digits
     graph = ps.trace(model, x)
-    small = ps.rescale(copy.deepcopy(model), graph, torch.full((22,), -1.0))
+    small = ps.rescale_(copy.deepcopy(model), graph, torch.full((22,), -1.0))
     assert float(small[1].running_var.min()) < 0 < float((small[1].running_var + EPS).min())
     torch.testing.assert_close(small(x), model(x), rtol=1e-4, atol=1e-4)
     a, b = graph.gauge_affine(torch.full((22,), -1.0))["1.running_var"]
@@ -99,7 +99,7 @@ def test_a_sum_that_its_type_cannot_hold_stays_positive(
 ) -> None:
     model, x = digits
     graph = ps.trace(model, x)
-    tiny = ps.rescale(copy.deepcopy(model).to(dtype), graph, torch.full((22,), -9.0))
+    tiny = ps.rescale_(copy.deepcopy(model).to(dtype), graph, torch.full((22,), -9.0))
     assert float((tiny[1].running_var.double() + EPS).min()) > 0
     assert bool(tiny(x.to(dtype)).isfinite().all())
 
@@ -110,9 +110,9 @@ def test_rescaling_there_and_back_is_the_identity_and_compositions_add_up(
     model, x = digits
     double, graph = copy.deepcopy(model).double(), ps.trace(model, x)
     one, two = normal(graph, 1), normal(graph, 2)
-    both = ps.rescale(ps.rescale(copy.deepcopy(double), graph, one), graph, two)
-    at_once = ps.rescale(copy.deepcopy(double), graph, one + two)
-    back = ps.rescale(both, graph, -one - two)
+    both = ps.rescale_(ps.rescale_(copy.deepcopy(double), graph, one), graph, two)
+    at_once = ps.rescale_(copy.deepcopy(double), graph, one + two)
+    back = ps.rescale_(both, graph, -one - two)
     for name, tensor in double.state_dict().items():
         torch.testing.assert_close(back.state_dict()[name], tensor, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(at_once.state_dict()[name].shape, tensor.shape)
@@ -124,7 +124,7 @@ def test_path_values_and_trees_of_a_rescaled_copy_are_the_same(
     model, x = digits
     model = copy.deepcopy(model).double()
     graph = ps.trace(model, x.double())
-    other = ps.rescale(copy.deepcopy(model), graph, normal(graph))
+    other = ps.rescale_(copy.deepcopy(model), graph, normal(graph))
     again = ps.trace(other, x.double())
     torch.testing.assert_close(again.skeleton().basis().values(), graph.skeleton().basis().values())
     basis = graph.skeleton(rule="magnitude").basis()
@@ -147,7 +147,7 @@ def test_batch_norm_in_training_is_exact_at_eps_zero_only(
     # in evaluation mode the same rescaling is exact, and steps of training move the
     # statistics of both alike
     assert change(copy.deepcopy(training).eval(), x, graph, phi) < 1e-5
-    moved = ps.rescale(copy.deepcopy(training), graph, phi)
+    moved = ps.rescale_(copy.deepcopy(training), graph, phi)
     with torch.no_grad():
         for _ in range(3):
             training(x), moved(x)
@@ -326,6 +326,6 @@ def test_trained_networks_are_rescaled_within_1e_4_in_float32(name: str) -> None
 
     before = outputs(model)
     for seed in range(2):
-        after = outputs(ps.rescale(copy.deepcopy(model), graph, normal(graph, seed)))
+        after = outputs(ps.rescale_(copy.deepcopy(model), graph, normal(graph, seed)))
         assert float((after - before).abs().max() / before.abs().max()) < 1e-4
     assert graph.num_exact_units == graph.num_units

@@ -55,7 +55,7 @@ def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
     for logs, products in zip(before, values, strict=True):
         np.testing.assert_allclose(logs, products, atol=1e-12)
     phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
-    ps.rescale(model, graph, phi)
+    ps.rescale_(model, graph, phi)
     for log, old, sign in zip(sides, before, (1, -1), strict=True):
         np.testing.assert_allclose(
             log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12

@@ -113,7 +113,7 @@ def test_products_of_rows_have_the_units_counted_by_hand(form: str) -> None:
     graph, twin = ps.trace(model, INDEX), copy.deepcopy(model)
     assert graph.num_units == FORMS[form][1]
     assert not graph.pinned or form == "divided"
-    ps.rescale(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
     torch.testing.assert_close(twin(INDEX), model(INDEX))
     certificate = ps.verify(model, INDEX)
     assert certificate.holds, certificate

@@ -280,7 +280,7 @@ def test_rescaling_keeps_what_frozen_statistics_compute(name: str, training: boo
     assert (graph.num_units, len(graph.statistics)) == (units, entries)
     model.eval()
     before = model(x)
-    after = ps.rescale(model, graph, 3 * torch.randn(units).double())(x)
+    after = ps.rescale_(model, graph, 3 * torch.randn(units).double())(x)
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 

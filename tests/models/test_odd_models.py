@@ -167,7 +167,7 @@ def test_what_is_said_of_odd_models_is_true(entry: Odd) -> None:
         )
         phi = math.log(2) * torch.randint(-3, 4, (graph.num_units,), device="cpu").double()
         if not any(parameter.is_inference() for parameter in other.parameters()):
-            ps.rescale(other, graph, phi)
+            ps.rescale_(other, graph, phi)
         outputs = []
         for model, inputs, keywords in ((one, args, kwargs), (other, again, named)):
             positional, keywords = arranged(model, inputs, keywords)

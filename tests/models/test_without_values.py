@@ -137,9 +137,9 @@ def test_what_needs_numbers_says_so() -> None:
         basis.values,
         lambda: basis[0].value,
         skeleton.prefixes,
-        lambda: ps.balance(model, graph),
+        lambda: ps.balance_(model, graph),
         lambda: ps.path_norm(graph),
-        lambda: ps.canonicalise(model, skeleton),
+        lambda: ps.canonicalise_(model, skeleton),
     ]
     for call in calls:
         with pytest.raises(ps.InputError, match=r"without values.*load or initialise"):
@@ -157,7 +157,7 @@ def test_parameters_that_come_to_life_later_are_the_models() -> None:
         layer.reset_parameters()
     x = torch.randn(5, 3)
     before = model(x)
-    ps.balance(ps.rescale(model, graph, torch.randn(graph.num_units)), graph)
+    ps.balance_(ps.rescale_(model, graph, torch.randn(graph.num_units)), graph)
     torch.testing.assert_close(model(x), before)
 
 

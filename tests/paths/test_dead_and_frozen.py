@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
+from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton_
 
 
 class Net(nn.Module):
@@ -72,7 +72,7 @@ def test_dead_units_are_named_and_left_out_of_canonical_forms(rule: str) -> None
     for tree in ("in", "out"):
         twin = copy.deepcopy(model)
         with pytest.warns(UserWarning, match=r"2 of 17 units.*first\.weight, second\.weight"):
-            ps.canonicalise(twin, skeleton, tree)
+            ps.canonicalise_(twin, skeleton, tree)
         torch.testing.assert_close(twin(x), before, rtol=1e-10, atol=1e-12)
         own = dict(twin.named_parameters())
         masks = skeleton.live.incoming if tree == "in" else skeleton.live.outgoing
@@ -105,7 +105,7 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
     model, x = with_dead_rows()
     twin = copy.deepcopy(model)
     graph, other = ps.trace(model, x), ps.trace(twin, x)
-    ps.rescale(
+    ps.rescale_(
         twin,
         other,
         0.5 * torch.randn(other.num_units, generator=torch.Generator().manual_seed(1)).double(),
@@ -130,7 +130,7 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
 def test_a_dead_unit_says_so_once_and_init_leaves_it() -> None:
     model, x = with_dead_rows()
     skeleton = ps.trace(model, x).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     assert not model.first.weight[1].any() and not model.second.weight[2].any()
     with pytest.warns(UserWarning, match="GSGD leaves 2 of 17 units"):
         GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
@@ -218,7 +218,7 @@ def test_frozen_weights_are_never_written(rule: str) -> None:
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     before = model(x).detach()
     skeleton = ps.trace(model, x).skeleton(rule)
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     # adapters that do nothing still do nothing
     torch.testing.assert_close(model(x), before)
     optimizer = GSGD(model.named_parameters(), lr=0.05, skeleton=skeleton, max_multiplier=1.0)
@@ -281,7 +281,7 @@ def test_copies_with_equal_weights_break_ties_alike() -> None:
     for seed in range(5):
         twin = copy.deepcopy(model)
         other = ps.trace(twin, x)
-        ps.rescale(
+        ps.rescale_(
             twin, other, torch.randn(15 - 3, generator=torch.Generator().manual_seed(seed)).double()
         )
         second = other.skeleton("magnitude")

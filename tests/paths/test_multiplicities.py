@@ -205,7 +205,7 @@ def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, head
     assert certificate.units == certificate.units_at_most == each * heads
     graph = ps.trace(model, x)
     before = model(x)
-    ps.rescale(
+    ps.rescale_(
         model,
         graph,
         torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double(),

@@ -321,7 +321,7 @@ def test_all_paths_that_end_do_not_feel_the_scales_of_units() -> None:
     model, x = Lengths().double(), torch.randn(1, 3).double()
     graph = ps.trace(model, x)
     before = graph.path_norm(2, until="fixed")
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     assert graph.path_norm(2, until="fixed") == pytest.approx(before, rel=1e-12)
     with pytest.raises(ps.UnsupportedError, match="sqrt"):
         graph.path_norm(2)
@@ -387,7 +387,7 @@ def test_norms_of_branching_networks(name: str) -> None:
     for p in (1, 2):
         assert path_norm(graph, p) == pytest.approx(by_enumeration(model, args, p), rel=1e-10)
     before = path_norm(graph)
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     assert path_norm(graph) == pytest.approx(before, rel=1e-10)
 
 

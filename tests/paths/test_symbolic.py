@@ -10,7 +10,7 @@ from cases import CASES, mlp
 from oracles.networks import LoopRNN
 
 import pathspace as ps
-from pathspace.paths.symbolic import symbolic
+from pathspace.paths.symbolic import SymbolicSpace, symbolic
 
 NAMES = (
     "mlp_2x1x2x1_nobias",
@@ -22,7 +22,7 @@ NAMES = (
 )
 
 
-def space_of(name: str) -> ps.SymbolicSpace:
+def space_of(name: str) -> SymbolicSpace:
     model, args = CASES[name]()
     return symbolic(ps.trace(model, *args).skeleton())
 

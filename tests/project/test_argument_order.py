@@ -20,11 +20,11 @@ WRONG: dict[str, Case] = {
     "trace": lambda m, g, x, path: ps.trace(x, m),  # type: ignore[arg-type]
     "verify": lambda m, g, x, path: ps.verify(x, m),  # type: ignore[arg-type]
     "channels": lambda m, g, x, path: ps.channels(x, m),  # type: ignore[arg-type]
-    "rescale": lambda m, g, x, path: ps.rescale(g, m, torch.zeros(3)),  # type: ignore[type-var, arg-type]
-    "rescale, phi": lambda m, g, x, path: ps.rescale(m, torch.zeros(3), g),  # type: ignore[arg-type]
-    "balance": lambda m, g, x, path: ps.balance(g, m),  # type: ignore[type-var, arg-type]
+    "rescale": lambda m, g, x, path: ps.rescale_(g, m, torch.zeros(3)),  # type: ignore[type-var, arg-type]
+    "rescale, phi": lambda m, g, x, path: ps.rescale_(m, torch.zeros(3), g),  # type: ignore[arg-type]
+    "balance": lambda m, g, x, path: ps.balance_(g, m),  # type: ignore[type-var, arg-type]
     "balancing": lambda m, g, x, path: ps.balancing(g, m),  # type: ignore[arg-type]
-    "canonicalise": lambda m, g, x, path: ps.canonicalise(g.skeleton(), m),  # type: ignore[type-var, arg-type]
+    "canonicalise": lambda m, g, x, path: ps.canonicalise_(g.skeleton(), m),  # type: ignore[type-var, arg-type]
     "equalise": lambda m, g, x, path: ps.equalise(g, m),  # type: ignore[arg-type]
     "fit_dtype": lambda m, g, x, path: ps.fit_dtype(x, m),  # type: ignore[arg-type]
     "choose_gauge": lambda m, g, x, path: ps.choose_gauge(g, m, ps.Balance()),  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ WRONG: dict[str, Case] = {
     "GAdam": lambda m, g, x, path: training.GAdam(g, skeleton=g.skeleton()),  # type: ignore[arg-type]
     "PathSGD": lambda m, g, x, path: training.PathSGD(m, model=m, example=(x,)),  # type: ignore[arg-type]
     "GaugeFixed": lambda m, g, x, path: training.GaugeFixed(g, m),  # type: ignore[arg-type]
-    "init_skeleton": lambda m, g, x, path: training.init_skeleton(g.skeleton(), m),  # type: ignore[arg-type]
+    "init_skeleton": lambda m, g, x, path: training.init_skeleton_(g.skeleton(), m),  # type: ignore[arg-type]
     "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]
     "conserved": lambda m, g, x, path: diagnostics.conserved(m),  # type: ignore[arg-type]
     "gradients": lambda m, g, x, path: diagnostics.gradients(x, m, []),  # type: ignore[arg-type]
@@ -85,17 +85,17 @@ WRONG: dict[str, Case] = {
     ),
     "verify, seed": lambda m, g, x, path: ps.verify(m, x, seed=True),
     "match, seed": lambda m, g, x, path: ps.channels(m, x).match(m, seed="x"),  # type: ignore[arg-type]
-    "rescale, optimizer": lambda m, g, x, path: ps.rescale(m, g, torch.ones(3), "x"),  # type: ignore[arg-type]
-    "balance, optimizer": lambda m, g, x, path: ps.balance(m, g, optimizer="x"),  # type: ignore[arg-type]
-    "canonicalise, optimizer": lambda m, g, x, path: ps.canonicalise(
+    "rescale, optimizer": lambda m, g, x, path: ps.rescale_(m, g, torch.ones(3), "x"),  # type: ignore[arg-type]
+    "balance, optimizer": lambda m, g, x, path: ps.balance_(m, g, optimizer="x"),  # type: ignore[arg-type]
+    "canonicalise, optimizer": lambda m, g, x, path: ps.canonicalise_(
         m,
         g.skeleton(),
         optimizer="x",  # type: ignore[arg-type]
     ),
     "equalise, gauges": lambda m, g, x, path: ps.equalise(m, g, gauges=3),  # type: ignore[arg-type]
     "equalise, gauges of numbers": lambda m, g, x, path: ps.equalise(m, g, gauges=[3]),  # type: ignore[list-item]
-    "penalize": lambda m, g, x, path: training.penalize(x, m, tau=0.1),  # type: ignore[type-var]
-    "penalize, optimizer": lambda m, g, x, path: training.penalize(m, x, tau=0.1, optimizer="x"),  # type: ignore[arg-type]
+    "penalize": lambda m, g, x, path: training.penalise_(x, m, tau=0.1),  # type: ignore[type-var]
+    "penalize, optimizer": lambda m, g, x, path: training.penalise_(m, x, tau=0.1, optimizer="x"),  # type: ignore[arg-type]
     "cost": lambda m, g, x, path: diagnostics.cost(x, m),  # type: ignore[arg-type]
 }
 

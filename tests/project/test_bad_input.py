@@ -14,6 +14,7 @@ from torch import nn
 
 import pathspace as ps
 from pathspace import diagnostics, training
+from pathspace.pruning.channels import ChannelGroups
 
 VALUE, TYPE = ps.InputError, ps.InputTypeError
 
@@ -30,7 +31,7 @@ class Given:
         self.phi = torch.zeros(self.graph.num_units)
         self.other = nn.Linear(2, 2)
 
-    def channels(self) -> ps.ChannelGroups:
+    def channels(self) -> ChannelGroups:
         return ps.channels(self.model, self.x)
 
     def sgd(self, **settings: Any) -> torch.optim.Optimizer:
@@ -56,13 +57,13 @@ TABLE: list[tuple[str, Call, type[Exception]]] = [
     ("module: name", lambda g: g.graph.module("9.weight"), VALUE),
     ("path_norm: p", lambda g: ps.path_norm(g.model, g.x, p=0), VALUE),
     ("path_norm: type of p", lambda g: ps.path_norm(g.model, g.x, p="one"), TYPE),
-    ("rescale: length", lambda g: ps.rescale(g.model, g.graph, torch.zeros(99)), VALUE),
-    ("rescale: NaN", lambda g: ps.rescale(g.model, g.graph, g.phi / 0), VALUE),
-    ("rescale: model", lambda g: ps.rescale(g.other, g.graph, g.phi), VALUE),
-    ("rescale: graph", lambda g: ps.rescale(g.model, g.skeleton, g.phi), TYPE),
-    ("balance: p", lambda g: ps.balance(g.model, g.graph, p=0), VALUE),
-    ("balance: model", lambda g: ps.balance(g.other, g.graph), VALUE),
-    ("canonicalise: tree", lambda g: ps.canonicalise(g.model, g.skeleton, "up"), VALUE),
+    ("rescale: length", lambda g: ps.rescale_(g.model, g.graph, torch.zeros(99)), VALUE),
+    ("rescale: NaN", lambda g: ps.rescale_(g.model, g.graph, g.phi / 0), VALUE),
+    ("rescale: model", lambda g: ps.rescale_(g.other, g.graph, g.phi), VALUE),
+    ("rescale: graph", lambda g: ps.rescale_(g.model, g.skeleton, g.phi), TYPE),
+    ("balance: p", lambda g: ps.balance_(g.model, g.graph, p=0), VALUE),
+    ("balance: model", lambda g: ps.balance_(g.other, g.graph), VALUE),
+    ("canonicalise: tree", lambda g: ps.canonicalise_(g.model, g.skeleton, "up"), VALUE),
     ("choose_gauge: objective", lambda g: ps.choose_gauge(g.model, g.graph, "best"), TYPE),
     ("choose_gauge: model", lambda g: ps.choose_gauge(g.other, g.graph, ps.Balance()), VALUE),
     ("equalise: bits", lambda g: ps.equalise(g.model, g.graph, bits=0), VALUE),

@@ -103,6 +103,7 @@ def test_every_public_name_has_a_page_under_its_path() -> None:
     pages = dict(SITE["api"]())
     listed = pages.pop("api/index.md")
     names = {f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__}
+    names |= set(SITE["RESULTS"])
     assert pages.keys() == {f"api/{name}.md" for name in names}
     for name in names:
         assert re.search(rf"\({re.escape(name)}\.md\) \| .{{20,}} \|\n", listed), name

@@ -42,7 +42,7 @@ def test_models_with_other_numbers_in_their_code_are_not_the_same(
     x = torch.randn(5, 4)
     graph, groups = ps.trace(a, x), ps.channels(b, x)
     b = groups.permute({group.name: torch.randperm(len(group)) for group in groups.removable})
-    ps.rescale(b, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    ps.rescale_(b, graph, torch.randn(graph.num_units, dtype=torch.float64))
     found = ps.compare(a, b, graph)
     assert found.same is same and not found.differ
     assert found.outputs is not None and (found.outputs < 1e-4) is same
@@ -77,7 +77,7 @@ def test_scales_beyond_the_range_of_a_type_change_nothing(dtype: torch.dtype, ph
     graph = ps.trace(model, torch.randn(5, 4, dtype=dtype))
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(InputError, match=r"beyond the range of torch\.float"):
-        ps.rescale(model, graph, torch.full((6,), phi))
+        ps.rescale_(model, graph, torch.full((6,), phi))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -87,11 +87,11 @@ def test_weights_that_underflow_do_not_fit() -> None:
         nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16, bias=False), nn.ReLU(), nn.Linear(16, 4)
     )
     graph, x = ps.trace(model, torch.randn(2, 8)), torch.randn(64, 8)
-    ps.rescale(model, graph, torch.cat([torch.full((32,), 9.0), torch.full((16,), -6.2)]))
+    ps.rescale_(model, graph, torch.cat([torch.full((32,), 9.0), torch.full((16,), -6.2)]))
     found = ps.fit_dtype(model, x, headroom=1)
     assert (found.fitted_before, found.fits) == (False, True)
     assert found.error < 0.01 < found.error_before
-    after = ps.rescale(copy.deepcopy(model), graph, found.phi)
+    after = ps.rescale_(copy.deepcopy(model), graph, found.phi)
     torch.testing.assert_close(after(x), found.model(x))
 
 

@@ -58,9 +58,9 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "Noise, draws": (choose(lambda v: ps.Noise(draws=v)), (None, *COUNT)),
     "Range, bits": (choose(lambda v: ps.Range(bits=v)), (17, None, *COUNT)),
     "Smooth, alpha": (choose(lambda v: ps.Smooth(alpha=v)), (1, None, *POSITIVE)),
-    "balance, p": (with_graph(lambda g, v: ps.balance(MODEL, g, p=v)), (None, *POSITIVE)),
+    "balance, p": (with_graph(lambda g, v: ps.balance_(MODEL, g, p=v)), (None, *POSITIVE)),
     "balance, tolerance": (
-        with_graph(lambda g, v: ps.balance(MODEL, g, tolerance=v)),
+        with_graph(lambda g, v: ps.balance_(MODEL, g, tolerance=v)),
         (None, *POSITIVE),
     ),
     "choose_gauge, limit": (
@@ -93,7 +93,7 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         with_graph(lambda g, v: ps.draw(g.skeleton(), path=v)),
         (99, -99, math.nan, "3", 1.5),
     ),
-    "rescale, phi": (with_graph(lambda g, v: ps.rescale(MODEL, g, v)), (1, None, *REAL)),
+    "rescale, phi": (with_graph(lambda g, v: ps.rescale_(MODEL, g, v)), (1, None, *REAL)),
     "Training, epochs": (trained("epochs"), (None, *COUNT)),
     "Training, batch_size": (trained("batch_size"), (None, *COUNT)),
     "Training, accumulate": (trained("accumulate"), (None, *COUNT)),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.pruning.channels import ChannelGroups
 
 
 def conv(a: int, b: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
@@ -231,9 +232,7 @@ def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     return model, x.double()
 
 
-def silenced(
-    model: nn.Module, groups: ps.ChannelGroups, kept: dict[str, Tensor], x: Tensor
-) -> Tensor:
+def silenced(model: nn.Module, groups: ChannelGroups, kept: dict[str, Tensor], x: Tensor) -> Tensor:
     """The oracle: channels are zero where a layer reads them, by hooks on the model as it is."""
     hooks = []
     for name, numbers in kept.items():
@@ -470,7 +469,7 @@ def test_a_rescaled_model_keeps_the_same_channels_by_paths(name):
     model(x)
     graph, before = ps.trace(model.eval(), x), ps.channels(model, x).importance("paths")
     assert before and all(scores.std() > 0 for scores in before.values())
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     for name, scores in ps.channels(model, x).importance("paths").items():
         torch.testing.assert_close(scores, before[name])
 
@@ -507,7 +506,7 @@ def test_any_chain(widths, seed, share):
 # --- order
 
 
-def redone(groups: ps.ChannelGroups, seed: int = 0) -> dict[str, Tensor]:
+def redone(groups: ChannelGroups, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {group.name: torch.randperm(len(group), generator=generator) for group in groups}
 
@@ -675,7 +674,7 @@ def test_units_that_nothing_enters_are_told_apart(wide):
     groups, graph = ps.channels(model, x), ps.trace(model, x)
     other = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert groups.match(other).after == 0
-    assert ps.compare(model, ps.rescale(other, graph, torch.randn(graph.num_units)), graph).same
+    assert ps.compare(model, ps.rescale_(other, graph, torch.randn(graph.num_units)), graph).same
 
 
 class PaddedAndSplit(nn.Module):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain, jacobian, signal, spectrum, top_singular, trace_k
-from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton, penalize
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_, penalise_
 
 METHODS = (
     "item",
@@ -126,7 +126,7 @@ MAKERS = {
 def test_training_steps_read_nothing(name: str) -> None:
     model = residual(2)
     graph = ps.trace(model, X)
-    init_skeleton(model, graph.skeleton())
+    init_skeleton_(model, graph.skeleton())
     optimizer = MAKERS[name](model, graph)
     # (torch's own AdamW counts its steps in memory of the processor)
     of_torch = {"item", "_local_scalar_dense"} if name == "gadam" else set()
@@ -139,7 +139,7 @@ def test_training_steps_read_nothing(name: str) -> None:
 
 
 def test_the_penal_connection_reads_nothing() -> None:
-    model = penalize(residual(2), X, tau=0.1)
+    model = penalise_(residual(2), X, tau=0.1)
     with Reads() as reads:
         nn.functional.mse_loss(model(X), Y).backward()
     assert reads.found == []

@@ -177,7 +177,7 @@ def test_large_rates_turn_weights_of_fixed_norm_and_nothing_overflows(kind: str)
 @pytest.mark.parametrize(("name", "kind"), [("mlp", "adamw"), ("gpt", "sgd"), ("resnet", "adamw")])
 def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> None:
     """The sweep changes log-scales by the formula, and moves weights, statistics and
-    moments as ``ps.rescale`` does; moments follow balanced units alone.
+    moments as ``ps.rescale_`` does; moments follow balanced units alone.
     """
     model, x, y = made(BUILDS[name])
     graph = ps.trace(model, x[:2])
@@ -200,8 +200,8 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
         touched |= moved
         followed = np.zeros_like(change)
         followed[balanced] = change[balanced]
-        ps.rescale(twin, graph, torch.from_numpy(followed), slow, keep_trajectory=False)
-        ps.rescale(twin, graph, torch.from_numpy(change - followed))
+        ps.rescale_(twin, graph, torch.from_numpy(followed), slow, keep_trajectory=False)
+        ps.rescale_(twin, graph, torch.from_numpy(change - followed))
         for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
         states = (optimizer.state_dict()["state"], slow.state_dict()["state"])
@@ -231,7 +231,7 @@ def test_a_disturbance_is_undone_by_sweeps() -> None:
     model, x, _ = made(cnn)
     graph = ps.trace(model, x[:2])
     optimizer = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph)
-    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     model(x).sum().backward()
     previous = np.inf
     for _ in range(30):
@@ -279,7 +279,7 @@ def test_the_users_gauge_is_kept_between_steps() -> None:
         assert same is (where == "user")
         losses.append(train(one, optimizer, x, y, 30))
         if where == "user":
-            ps.rescale(one, graph, optimizer.phi)
+            ps.rescale_(one, graph, optimizer.phi)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
     for a, b in zip(*(one.parameters() for one in copies), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
@@ -593,7 +593,7 @@ def test_the_way_to_the_gauge_and_back_does_not_round_short_weights(kind: torch.
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).to(kind)
     x = torch.randn(4, 5, dtype=kind)
     graph = ps.trace(model, x)
-    ps.rescale(model, graph, 2 * torch.randn(7).double())
+    ps.rescale_(model, graph, 2 * torch.randn(7).double())
     before = [p.detach().clone() for p in model.parameters()]
     still = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph, return_to="user")
     descend(still, lambda: model(x).float().square().mean(), 20)

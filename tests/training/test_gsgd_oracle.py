@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from training_cases import TRAINED
 
 import pathspace as ps
-from pathspace.training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton_
 
 RULES = ["modulo", "magnitude", "random"]
 NETWORKS = [
@@ -212,7 +212,7 @@ def test_one_step_is_that_of_the_oracle(name: str, rule: str, initialised: bool)
     model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton(rule, seed=6)
     if initialised:
-        init_skeleton(model, skeleton)
+        init_skeleton_(model, skeleton)
     check_one_step(model, args, target, skeleton)
 
 
@@ -233,7 +233,7 @@ def test_five_steps_are_five_of_the_oracle(name: str) -> None:
     """
     model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     loss, problem = squared_error(args, target), path_problem(skeleton.graph, skeleton)
     lr, twin = rate(problem, loss, model, 0.1), copy.deepcopy(model)
     optimizer = GSGD(model.named_parameters(), lr=lr, skeleton=skeleton)
@@ -304,7 +304,7 @@ def test_weights_of_zero_outside_the_skeleton_are_ordinary(name: str) -> None:
 )
 def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
     model, args, target = in_double(TRAINED[name]())
-    init_skeleton(model, ps.trace(model, *args).skeleton())
+    init_skeleton_(model, ps.trace(model, *args).skeleton())
     loss = squared_error(args, target)
 
     def train(twin: nn.Module, path_space: bool) -> list[float]:

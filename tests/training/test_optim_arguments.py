@@ -119,7 +119,7 @@ class Words(nn.Module):
 def test_a_step_that_is_interrupted_leaves_the_users_gauge() -> None:
     model = mlp()
     graph = ps.trace(model, X)
-    ps.rescale(model, graph, torch.linspace(-3, 3, graph.num_units).double())
+    ps.rescale_(model, graph, torch.linspace(-3, 3, graph.num_units).double())
     plain = torch.optim.AdamW(model.parameters(), lr=0.01)
     optimizer = GaugeFixed(plain, graph, return_to="user")
     before = weights(model)
@@ -226,7 +226,7 @@ def test_copies_follow_running_statistics_to_another_type(how: str) -> None:
     twin, optimizer = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
     twin.double()
     graph = ps.trace(twin, X)
-    ps.rescale(twin, graph, torch.linspace(-2, 2, graph.num_units).double())
+    ps.rescale_(twin, graph, torch.linspace(-2, 2, graph.num_units).double())
     before = twin.eval()(X).detach()
     for _ in range(6):
         step(twin, optimizer)

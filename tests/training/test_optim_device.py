@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_
 from pathspace.training.experiments.models import RecurrentCNN
 from pathspace.training.optim import scaling
 
@@ -96,7 +96,7 @@ def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
         graph = ps.trace(one, x)
         if kind == "gsgd":
             skeleton = graph.skeleton()
-            init_skeleton(one, skeleton)
+            init_skeleton_(one, skeleton)
             optimizer: torch.optim.Optimizer = GSGD(one.parameters(), lr=0.01, skeleton=skeleton)
         else:
             optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), graph)
@@ -153,7 +153,7 @@ def test_memory_is_small_beside_the_weights(name: str) -> None:
     torch.manual_seed(0)
     model, x = MODELS[name]()
     skeleton = ps.trace(model, x).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     optimizer = GSGD(model.named_parameters(), lr=0.0, skeleton=skeleton)
     model(x).sum().backward()
     optimizer.param_groups[0]["lr"] = 1e-9

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training import GSGD, GAdam, init_skeleton_
 
 # several processes
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def setting(name: str) -> tuple[nn.Module, Tensor, Tensor, ps.Skeleton]:
             parameter.add_(0.3 * parameter.sign())
     x, y = torch.randn(8, 4).double(), torch.randn(8, 1).double()
     skeleton = ps.trace(model, x).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     return model, x, y, skeleton
 
 

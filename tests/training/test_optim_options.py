@@ -20,7 +20,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from training_pairs import Problem, largest_difference, problem
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_
 
 SGD = torch.optim.SGD
 
@@ -190,7 +190,7 @@ def test_states_are_rescaled_with_the_weights(member: str) -> None:
         optimizer = MEMBERS[member](model, graph.skeleton("magnitude"))
         for step in range(12):
             if moves and step == 6:
-                ps.rescale(
+                ps.rescale_(
                     model,
                     graph,
                     torch.linspace(-2, 2, graph.num_units).double(),
@@ -302,7 +302,7 @@ def test_weights_that_are_not_given_stay_though_they_ask_for_gradients() -> None
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 4)
     skeleton = ps.trace(model, x).skeleton()
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     start = copy.deepcopy(model)
     optimizer = GSGD(model[2].named_parameters(), lr=0.01, skeleton=skeleton)
     model(x).square().sum().backward()
@@ -403,7 +403,7 @@ def test_a_rescaling_in_mid_run_does_not_move_the_bound(kind: type[Any]) -> None
         for step in range(12):
             if rescaled and step in (3, 8):
                 graph = skeleton.graph
-                ps.rescale(
+                ps.rescale_(
                     model, graph, torch.linspace(-2, 2, graph.num_units).double() * (step - 5)
                 )
             optimizer.zero_grad()

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 import pathspace as ps
 from pathspace.errors import InputError
-from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton_
 
 X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(16) % 3
 Named = list[tuple[str, nn.Parameter]]
@@ -27,7 +27,7 @@ def net() -> nn.Sequential:
         torch.manual_seed(0)
         sizes = [nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5)]
         model = nn.Sequential(*sizes, nn.ReLU(), nn.Linear(5, 3)).double()
-    init_skeleton(model, ps.trace(model, X).skeleton())
+    init_skeleton_(model, ps.trace(model, X).skeleton())
     return model
 
 

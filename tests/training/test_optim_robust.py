@@ -19,7 +19,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace import InputError, PathspaceError, UnsupportedError
-from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
+from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton_
 from tests.training.test_gsgd_oracle import NETWORKS
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -284,8 +284,8 @@ def test_layers_that_are_released_late_move_in_path_space(member: str) -> None:
     for phi in (0.0, 1.0):
         model = mlp()
         graph = ps.trace(model, X)
-        init_skeleton(model, graph.skeleton())
-        ps.rescale(model, graph, phi * torch.linspace(-1, 1, graph.num_units).double())
+        init_skeleton_(model, graph.skeleton())
+        ps.rescale_(model, graph, phi * torch.linspace(-1, 1, graph.num_units).double())
         settings = {"weight_decay": 0.1} if member == "cap" else {}
         settings |= {"momentum": 0.9} if member == "momentum" else {}
         settings |= {"max_multiplier": 1.0} if member == "cap" else {}
@@ -397,7 +397,7 @@ def test_path_values_beyond_the_numbers_are_refused_or_bounded() -> None:
             optimizer = gsgd(ready, ps.trace(ready, x).skeleton(), max_multiplier=1.0)
         for _ in range(3):
             assert math.isfinite(step(ready, optimizer, x))
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     for make in (gsgd, gadam):
         twin = copy.deepcopy(model)
         optimizer = make(twin, skeleton, lr=1e-6)
@@ -586,4 +586,4 @@ def test_wrong_numbers_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match="two numbers"):
         gadam(model, skeleton, betas=(0.9,))
     with pytest.raises(ps.InputTypeError, match="a int as its skeleton"):
-        init_skeleton(model, 3)  # type: ignore[arg-type]
+        init_skeleton_(model, 3)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.addition_hooks import Addition, Sites
 from pathspace.diagnostics.shared.recomputation import RUNNING
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.training import penalize
+from pathspace.training import penalise_
 from pathspace.training.penal import penal, penal_add
 
 TAU = 0.3
@@ -141,7 +141,7 @@ def test_gradient_is_that_of_the_explicit_loss(style: str, relu: bool) -> None:
     explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
     plain = gradients(model, model(x).square().sum())
     count = len(model.zs)
-    twin = penalize(safe_deepcopy(model), x, tau=TAU)
+    twin = penalise_(safe_deepcopy(model), x, tau=TAU)
     assert len(twin.penal_connection.nodes) == count
     result = twin(x).square().sum()
     assert torch.equal(result, loss)
@@ -209,7 +209,7 @@ def test_real_models(name: str) -> None:
     chain = MarkovChain.trace(model, *args, kwargs=kwargs)
     keys = list(model.state_dict())
     explicit = explicit_on(model, chain, lambda: scalar(model(*args, **kwargs)), TAU)
-    penalize(model, *args, kwargs=kwargs, tau=TAU)
+    penalise_(model, *args, kwargs=kwargs, tau=TAU)
     assert list(model.state_dict()) == keys
     assert_equal(gradients(model, scalar(model(*args, **kwargs))), explicit)
     model.penal_connection.remove()  # type: ignore[union-attr]
@@ -232,7 +232,7 @@ def test_train_mode_with_other_batch_size() -> None:
         return model(big).square().sum()
 
     explicit = explicit_on(model, chain, loss, TAU)
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     assert_equal(gradients(model, loss()), explicit)
     model.eval()
     with torch.no_grad():
@@ -284,7 +284,7 @@ def test_checkpointing(reentrant: bool, what: str) -> None:
     torch.manual_seed(0)
     model = Net().double()
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
-    penalize(model, x.detach(), tau=TAU)
+    penalise_(model, x.detach(), tau=TAU)
     results = []
     with MarkovChain.trace(model, x.detach()).watch() as watch:
         for model.save in ("", what):
@@ -311,7 +311,7 @@ def test_scale_conventions() -> None:
     def run(per: str, parts: int, factor: float) -> dict[str, Tensor]:
         twin = safe_deepcopy(model)
         options = {"scale": factor / parts} if per == "sample" else {}
-        penalize(twin, x, tau=TAU, per=per, **options)  # type: ignore[arg-type]
+        penalise_(twin, x, tau=TAU, per=per, **options)  # type: ignore[arg-type]
         for part in x[:4].chunk(parts):
             (twin(part).square().sum(1).mean() / parts * factor).backward()
         return {name: p.grad / factor for name, p in twin.named_parameters() if p.grad is not None}
@@ -333,7 +333,7 @@ def test_per_node_and_schedule() -> None:
     model, x = toy("plain")
     loss = model(x).square().sum()
     explicit = gradients(model, loss + 0.5 / 2 * model.zs[1].square().sum())
-    penalize(model, x, tau={"blocks.1": 0.5})
+    penalise_(model, x, tau={"blocks.1": 0.5})
     assert_equal(gradients(model, model(x).square().sum()), explicit)
     connection = model.penal_connection
     with pytest.raises(InputError, match="none of"):
@@ -346,7 +346,7 @@ def test_per_node_and_schedule() -> None:
     assert_equal(gradients(model, model(x).square().sum()), explicit)
     connection.remove()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    penalize(model, x, tau=lambda step: 0.1 * step, optimizer=optimizer)
+    penalise_(model, x, tau=lambda step: 0.1 * step, optimizer=optimizer)
     for step in range(3):
         loss = model(x).square().sum()
         explicit = gradients(model, model(x).square().sum() + 0.0)
@@ -386,7 +386,7 @@ def test_second_derivatives_are_refused() -> None:
     """Whichever way they are asked for: the penalty's own second derivatives would be missing."""
     model, x = toy("plain")
     x = x.requires_grad_()
-    penalize(model, x.detach(), tau=TAU)
+    penalise_(model, x.detach(), tau=TAU)
     for backward in (
         lambda y: torch.autograd.grad(y, x, create_graph=True),
         lambda y: y.backward(create_graph=True),
@@ -409,7 +409,7 @@ def test_transforms_of_torch_func(style: str) -> None:
     want = [explicit_on(model, chain, lambda y=y: model(y).square().sum(), TAU) for y in x.split(1)]
     total = {name: sum(each[name] for each in want) for name in want[0]}
     model.zs = []
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     params = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(params: dict[str, Tensor], y: Tensor) -> Tensor:
@@ -499,7 +499,7 @@ def test_compile(name: str, backend: str) -> None:
     """
     model, x = compiled(name)
     plain = gradients(model, model(x.clone()).square().sum())
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     torch._dynamo.reset()
     fast = torch.compile(model, backend=backend, fullgraph=True)
     for tau in (TAU, 0.7):
@@ -523,7 +523,7 @@ def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.
     model, x = toy(style)
     model, x = model.to(dtype), x.to(dtype)
     model._keep = lambda z, factor=1.0: z  # type: ignore[method-assign]
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     torch._dynamo.reset()
     fast = torch.compile(model, backend="eager")
     for size in (len(x), len(x), len(x) - 1):
@@ -540,7 +540,7 @@ def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
     model, x = compiled("loop")
-    penalize(model, x, tau=lambda step: 0.1 * step, per="sample", scale=lambda: 2.0)
+    penalise_(model, x, tau=lambda step: 0.1 * step, per="sample", scale=lambda: 2.0)
     torch._dynamo.reset()
     fast = torch.compile(model, backend=backend)
     for step, size in enumerate((5, 4, 3)):
@@ -555,7 +555,7 @@ def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
 def test_compile_around_graph_breaks_and_block_by_block(backend: str) -> None:
     model, x = compiled("loop")
     stack = nn.Sequential(model, copy.deepcopy(model))
-    penalize(stack, x, tau=TAU)
+    penalise_(stack, x, tau=TAU)
     want = gradients(stack, stack(x).square().sum())
     torch._dynamo.reset()
     for part in stack:
@@ -591,14 +591,14 @@ def test_a_compiled_model_is_measured_uncompiled(backend: str) -> None:
 def test_compiled_first_and_penalised_then() -> None:
     """The model is penalised, by its own name or by that of its wrapper."""
     model, x = compiled("loop")
-    twin = penalize(copy.deepcopy(model), x, tau=TAU)
+    twin = penalise_(copy.deepcopy(model), x, tau=TAU)
     want = gradients(twin, twin(x).square().sum())
     for whole in (True, False):
         torch._dynamo.reset()
         inner = copy.deepcopy(model)
         fast = torch.compile(inner, backend="aot_eager")
         fast(x)
-        assert penalize(fast if whole else inner, x, tau=TAU) is (fast if whole else inner)
+        assert penalise_(fast if whole else inner, x, tau=TAU) is (fast if whole else inner)
         assert len(inner.penal_connection.nodes) == 4
         assert_equal(gradients(inner, fast(x).square().sum()), want)
 
@@ -611,7 +611,7 @@ def test_blocks_compiled_first_and_penalised_then(wrapped: bool, warm: bool) -> 
     """Block by block, with ``block.compile()`` or wrapped, run before or not."""
     model, x = compiled("loop")
     stack = nn.Sequential(model, copy.deepcopy(model))
-    plain = penalize(copy.deepcopy(stack), x, tau=TAU)
+    plain = penalise_(copy.deepcopy(stack), x, tau=TAU)
     want = gradients(plain, plain(x).square().sum())
     torch._dynamo.reset()
     if wrapped:
@@ -622,7 +622,7 @@ def test_blocks_compiled_first_and_penalised_then(wrapped: bool, warm: bool) -> 
     keys = list(stack.state_dict())
     if warm:
         stack(x)
-    penalize(stack, x, tau=TAU)
+    penalise_(stack, x, tau=TAU)
     got = gradients(stack, stack(x).square().sum())
     assert_equal({name.replace("_orig_mod.", ""): value for name, value in got.items()}, want)
     assert list(stack.state_dict()) == keys
@@ -631,7 +631,7 @@ def test_blocks_compiled_first_and_penalised_then(wrapped: bool, warm: bool) -> 
 
 def test_a_compiler_that_loses_an_addition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = compiled("loop")
-    connection = penalize(model, x, tau=TAU).penal_connection
+    connection = penalise_(model, x, tau=TAU).penal_connection
     connection._begin(model, (x,), {})
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with pytest.raises(UnsupportedError, match="met 0 of the 4 additions"):
@@ -644,9 +644,9 @@ def test_autocast() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
     x = torch.randn(3, 4, 16)
-    exact = penalize(copy.deepcopy(layer).double(), x.double(), tau=TAU)
+    exact = penalise_(copy.deepcopy(layer).double(), x.double(), tau=TAU)
     want = gradients(exact, exact(x.double()).square().sum())
-    penalize(layer, x, tau=TAU)
+    penalise_(layer, x, tau=TAU)
     with torch.autocast("cpu", torch.bfloat16):
         loss = layer(x).float().square().sum()
     got = gradients(layer, loss)
@@ -659,7 +659,7 @@ def test_autocast() -> None:
 
 def test_copies_and_pickles_stand_alone() -> None:
     model, x = toy("plain")
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     want = gradients(model, model(x).square().sum())
     model.zs = []
     stored = pickle.dumps(model)
@@ -687,7 +687,7 @@ def test_a_penalised_model_in_a_file_keeps_its_penalty(
     )
     x, optimizer = torch.randn(2, 5, 8), torch.optim.SGD(layer.parameters(), lr=0.0)
     plain = gradients(layer, layer(x).square().sum())
-    penalize(layer, x, tau=TAU, optimizer=optimizer)
+    penalise_(layer, x, tau=TAU, optimizer=optimizer)
     want = gradients(layer, layer(x).square().sum())
     if ran:
         optimizer.step()
@@ -715,7 +715,7 @@ torch.save((found, {name: p.grad for name, p in model.named_parameters()}), sys.
 
 def test_exceptions_leave_no_mode_behind() -> None:
     model, x = toy("plain")
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     with pytest.raises(RuntimeError):
         model(torch.randn(5, 7, dtype=torch.float64))
     assert torch._C._len_torch_function_stack() == 0
@@ -795,7 +795,7 @@ def test_one_module_makes_different_additions(way: Any, first: bool) -> None:
     wanted = gradients(plain, loss + TAU / 2 * sum(z.square().sum() for z in plain.zs))
     model = safe_deepcopy(plain)
     model.reentrant = None if way == "compiled" else way
-    assert len(penalize(model, x, tau=TAU).penal_connection.nodes) == 2
+    assert len(penalise_(model, x, tau=TAU).penal_connection.nodes) == 2
     run = torch.compile(model, backend="aot_eager") if way == "compiled" else model
     run(x.requires_grad_()).square().sum().backward()
     assert_equal({name: p.grad for name, p in model.named_parameters()}, wanted)
@@ -803,7 +803,7 @@ def test_one_module_makes_different_additions(way: Any, first: bool) -> None:
 
 def test_another_number_of_calls_that_differ_is_refused() -> None:
     model, x = SharedAdd(), torch.randn(5, 6)
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     model.skip = True
     with pytest.raises(
         UnsupportedError, match="'add' of SharedAdd is called 2 times and was called 3"
@@ -845,7 +845,7 @@ def test_what_follows_a_shared_block_differs(after: tuple[Callable[[Tensor], Ten
     plain, x = SharedBlock(*after).double(), torch.randn(5, 6, dtype=torch.float64)
     chain = MarkovChain.trace(plain, x)
     wanted = explicit_on(plain, chain, lambda: plain(x).square().sum(), TAU)
-    model = penalize(copy.deepcopy(plain), x, tau=TAU)
+    model = penalise_(copy.deepcopy(plain), x, tau=TAU)
     assert_equal(gradients(model, model(x).square().sum()), wanted)
 
 
@@ -856,7 +856,7 @@ def test_other_additions_than_were_traced_are_refused() -> None:
     x, model = torch.randn(4, 6, dtype=torch.float64), Steps().double().eval()
     model.noise = 0.1
     plain = copy.deepcopy(model)
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     for plain.count, plain.skip in ((3, False), (2, True), (1, False)):
         model.count, model.skip = plain.count, plain.skip
         now = safe_deepcopy(plain)
@@ -910,7 +910,7 @@ def test_blocks_in_regions_of_another_mode() -> None:
     model, x = Regions("plain").double(), torch.randn(5, 6, dtype=torch.float64)
     loss = model(x).square().sum()
     explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
-    assert len(penalize(model, x, tau=TAU).penal_connection.nodes) == 4
+    assert len(penalise_(model, x, tau=TAU).penal_connection.nodes) == 4
     assert_equal(gradients(model, model(x).square().sum()), explicit)
 
 
@@ -928,7 +928,7 @@ def test_sequences_first() -> None:
         with chain.watch(batch_dim=dim) as watch:
             net(given).square().sum().backward()
         assert torch.allclose(watch.records[0].cosines, record.cosines, rtol=1e-12)
-        penalize(net, given, tau=TAU, per="sample", batch_dim=dim)
+        penalise_(net, given, tau=TAU, per="sample", batch_dim=dim)
         found.append((record.cosines, gradients(net, net(given).square().sum())))
     assert torch.allclose(found[0][0], found[1][0], rtol=1e-9)
     assert_equal(found[0][1], found[1][1])
@@ -937,14 +937,14 @@ def test_sequences_first() -> None:
 def test_bad_input() -> None:
     model, x = toy("plain")
     with pytest.raises(InputError, match="not a Markov chain"):
-        penalize(nn.Linear(3, 3), torch.ones(2, 3), tau=1.0)
+        penalise_(nn.Linear(3, 3), torch.ones(2, 3), tau=1.0)
     with pytest.raises(InputError, match="per = "):
-        penalize(model, x, tau=1.0, per="batch")  # type: ignore[arg-type]
+        penalise_(model, x, tau=1.0, per="batch")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="scale belongs"):
-        penalize(model, x, tau=1.0, scale=2.0)
-    penalize(model, x, tau=1.0)
+        penalise_(model, x, tau=1.0, scale=2.0)
+    penalise_(model, x, tau=1.0)
     with pytest.raises(InputError, match="penalised already"):
-        penalize(model, x, tau=1.0)
+        penalise_(model, x, tau=1.0)
 
 
 def test_observing_a_penalised_model() -> None:
@@ -958,7 +958,7 @@ def test_observing_a_penalised_model() -> None:
     wanted = torch.autograd.grad(total, states)
     chain = MarkovChain.trace(model, x)
     alone = chain.observe(lambda y, _: y.square().sum(), x, None)
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     for observed in (chain, MarkovChain.trace(nn.Sequential(model), x)):
         again = observed.observe(lambda y, _: y.square().sum(), x, None)
         assert torch.equal(again.products, alone.products) and torch.equal(again.gauge, alone.gauge)
@@ -1002,7 +1002,7 @@ def test_no_memory_in_pre_norm_blocks() -> None:
     ]
     model, x = nn.Sequential(*blocks, nn.LayerNorm(16)), torch.randn(4, 6, 16)
     plain = kept(model, x)
-    assert kept(penalize(model, x, tau=TAU), x) == plain
+    assert kept(penalise_(model, x, tau=TAU), x) == plain
 
 
 def test_no_memory_where_a_norm_ends_the_branch() -> None:
@@ -1031,7 +1031,7 @@ def test_no_memory_where_a_norm_ends_the_branch() -> None:
         x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
         plain, chain = kept(model, x), MarkovChain.trace(model, x)
         explicit = explicit_on(model, chain, lambda m=model, x=x: m(x).square().sum(), TAU)  # type: ignore[misc]
-        penalised = penalize(copy.deepcopy(model), x, tau=TAU)
+        penalised = penalise_(copy.deepcopy(model), x, tau=TAU)
         assert kept(penalised, x) == plain
         assert_equal(gradients(penalised, penalised(x).square().sum()), explicit)
         penalised.load_state_dict(model.eval().state_dict())
@@ -1088,7 +1088,7 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
     model, x = Net().double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)
     chain = MarkovChain.trace(model, x)
     explicit = explicit_on(model, chain, lambda: model(x).square().sum(), TAU)
-    penalize(model, x, tau=TAU)
+    penalise_(model, x, tau=TAU)
     for module in (model, *model.blocks):
         module.part = part  # type: ignore[assignment]
     model(x).square().sum().backward()

@@ -12,7 +12,7 @@ from processes import two_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 TAU = 0.3
 
@@ -46,10 +46,10 @@ def work(rank: int, folder: Path) -> None:
     for order in ("penalised first", "wrapped first"):
         model, x = setting()
         if order == "penalised first":
-            wrapped = DistributedDataParallel(penalize(model, x, tau=TAU, per="sample"))
+            wrapped = DistributedDataParallel(penalise_(model, x, tau=TAU, per="sample"))
         else:
             wrapped = DistributedDataParallel(model)
-            penalize(model, x, tau=TAU, per="sample")
+            penalise_(model, x, tau=TAU, per="sample")
         wrapped(x[4 * rank : 4 * rank + 4]).square().mean().backward()
         torch.save(
             {name: p.grad for name, p in model.named_parameters()}, f"{folder}/{order}{rank}.pt"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
-from pathspace.training import penalize
+from pathspace.training import penalise_
 
 TAU = 0.3
 
@@ -81,13 +81,13 @@ def test_samples_are_counted_in_inputs_of_every_form(form: str) -> None:
     give, read = FORMS[form]
     net, x = model(read=read), torch.randn(5, 4).double()
     wanted = gradients(net, net.explicit(x))
-    penalize(net, give(x), tau=TAU, per="sample")
+    penalise_(net, give(x), tau=TAU, per="sample")
     torch.testing.assert_close(gradients(net, net(give(x)).square().mean()), wanted)
 
 
 def test_inputs_without_samples_are_refused() -> None:
     net = model(read=lambda given: given[None])
-    penalize(net, torch.randn(4).double(), tau=TAU, per="sample", batch_dim=1)
+    penalise_(net, torch.randn(4).double(), tau=TAU, per="sample", batch_dim=1)
     with pytest.raises(UnsupportedError, match=r"found no tensor with a dimension 1 .* per='sum'"):
         net(torch.randn(4).double())
 
@@ -99,7 +99,7 @@ def test_a_recomputed_block_knows_the_forward_that_it_belongs_to() -> None:
     losses = [net.explicit(x, tau) for x, tau in zip(batches, strengths, strict=True)]
     wanted = gradients(net, torch.stack(losses).sum())
     factor = [1.0]
-    penalize(net, batches[0], tau=TAU, per="sample", scale=lambda: factor[0])
+    penalise_(net, batches[0], tau=TAU, per="sample", scale=lambda: factor[0])
     losses = []
     for x, tau in zip(batches, strengths, strict=True):
         net.penal_connection.tau, factor[0] = tau / 2, 2.0
@@ -115,7 +115,7 @@ def test_a_recomputed_block_knows_the_forward_that_it_belongs_to() -> None:
 def test_functions_that_return_no_number_are_told_in_a_sentence(what: str, bad: Any) -> None:
     net, x = model(), torch.randn(5, 4).double()
     settings: dict[str, Any] = {"tau": TAU, "per": "sample"}
-    penalize(net, x, **settings | {what: (lambda step: bad) if what == "tau" else lambda: bad})
+    penalise_(net, x, **settings | {what: (lambda step: bad) if what == "tau" else lambda: bad})
     with pytest.raises(InputError, match=f"The function {what} of the penal connection returned"):
         net(x)
 
@@ -124,14 +124,14 @@ def test_functions_that_return_no_number_are_told_in_a_sentence(what: str, bad: 
 def test_functions_may_return_any_number(value: Any) -> None:
     net, x = model(), torch.randn(5, 4).double()
     wanted = gradients(net, net.explicit(x, float(value)))
-    penalize(net, x, tau=lambda step: value, per="sample")
+    penalise_(net, x, tau=lambda step: value, per="sample")
     torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), "x", None])
 def test_a_scale_is_a_number(bad: Any) -> None:
-    with pytest.raises((InputError, InputTypeError), match="penalize found scale="):
-        penalize(model(), torch.randn(5, 4).double(), tau=TAU, per="sample", scale=bad)
+    with pytest.raises((InputError, InputTypeError), match="penalise_ found scale="):
+        penalise_(model(), torch.randn(5, 4).double(), tau=TAU, per="sample", scale=bad)
 
 
 @pytest.mark.parametrize("inner_first", [True, False])
@@ -140,18 +140,18 @@ def test_an_addition_belongs_to_one_connection(inner_first: bool) -> None:
     net, x = model(), torch.randn(5, 4).double()
     pair = [(net.blocks[0], x), (net, x)]
     (first, given), (second, other) = pair if inner_first else pair[::-1]
-    penalize(first, given, tau=TAU)
+    penalise_(first, given, tau=TAU)
     with pytest.raises(InputError, match=r"belong to the penal connection of another module"):
-        penalize(second, other, tau=TAU)
+        penalise_(second, other, tau=TAU)
     first.penal_connection.remove()
-    penalize(second, other, tau=TAU)
+    penalise_(second, other, tau=TAU)
 
 
 def test_parts_without_common_additions_have_connections_of_their_own() -> None:
     net, x = model(), torch.randn(5, 4).double()
     wanted = gradients(net, net.explicit(x))
     for block in net.blocks:
-        penalize(block, x, tau=TAU, per="sample")
+        penalise_(block, x, tau=TAU, per="sample")
     torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
 
 
@@ -159,12 +159,12 @@ def test_a_replaced_block_is_refused() -> None:
     """Without hooks its additions would have no penalty; within a wrapper it keeps them."""
     net, x = model(), torch.randn(5, 4).double()
     wanted = gradients(net, net.explicit(x))
-    penalize(net, x, tau=TAU, per="sample")
+    penalise_(net, x, tau=TAU, per="sample")
     inner = net.blocks[0]
     net.blocks[0] = nn.Sequential(inner)
     torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
     net.blocks[0] = Block().double()
-    with pytest.raises(UnsupportedError, match=r"'blocks\.0' of Stack was replaced after penalize"):
+    with pytest.raises(UnsupportedError, match=r"'blocks\.0' of Stack was replaced after penal"):
         net(x)
     net.blocks[0] = inner
     torch.testing.assert_close(gradients(net, net(x).square().mean()), wanted)
@@ -174,7 +174,7 @@ def test_two_threads_do_not_run_one_penalised_model_at_once() -> None:
     """The second one is refused, and the first one keeps its gradient."""
     net, x = model(), torch.randn(5, 4).double()
     wanted = gradients(net, net.explicit(x))
-    penalize(net, x, tau=TAU, per="sample")
+    penalise_(net, x, tau=TAU, per="sample")
     refused: list[BaseException] = []
 
     def other() -> None:

@@ -35,7 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, PathSpace, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, PathSpace, init_skeleton_
 
 # several processes
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ def ready(
 ) -> tuple[nn.Module, PathSpace, Go]:
     """A model, cut, with its optimizer, and so many steps of it."""
     model, x, y = setting(dtype)
-    init_skeleton(model, skeleton_of(dtype))
+    init_skeleton_(model, skeleton_of(dtype))
     share = WAYS[way](model)
     optimizer = MAKERS[member](model, skeleton_of(dtype), **more)
     return model, optimizer, lambda steps: train(model, optimizer, x, y, share, steps)
@@ -272,9 +272,9 @@ def after(way: str) -> dict[str, Tensor]:
     graph = ps.trace(model, x)
     assert "before the model is sharded" in refusal(lambda: graph.skeleton(rule="magnitude"))
     assert "before the model is sharded" in refusal(
-        lambda: ps.rescale(model, graph, torch.zeros(graph.num_units))
+        lambda: ps.rescale_(model, graph, torch.zeros(graph.num_units))
     )
-    init_skeleton(model, graph.skeleton())
+    init_skeleton_(model, graph.skeleton())
     optimizer = MAKERS["gadam"](model, graph.skeleton())
     train(model, optimizer, x, y, share, 3)
     return weights(model)
@@ -287,10 +287,10 @@ def from_meta(way: str) -> dict[str, Tensor]:
         model = make()
     skeleton = ps.trace(model, x).skeleton()
     share = WAYS[way](model)
-    assert "without values" in refusal(lambda: init_skeleton(model, skeleton))
+    assert "without values" in refusal(lambda: init_skeleton_(model, skeleton))
     model.to_empty(device="cpu")
     set_model_state_dict(model, source.state_dict(), options=StateDictOptions(full_state_dict=True))
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     optimizer = MAKERS["gadam"](model, skeleton)
     train(model, optimizer, x, y, share, 3)
     return weights(model)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from training_pairs import problem
 
 import pathspace as ps
+from pathspace.graph.parts import WeightBlock
 from pathspace.training import GSGD, GAdam, GaugeFixed
 
 RULES = ("modulo", "magnitude", "random")
@@ -24,7 +25,7 @@ def at(table: Tensor, unit: int) -> float:
     return float(table[unit]) if unit >= 0 else 1 / float(table[-unit])
 
 
-def ends(block: ps.WeightBlock) -> list[tuple[int, int]]:
+def ends(block: WeightBlock) -> list[tuple[int, int]]:
     sides = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.tail, block.head))
     return list(zip(*sides, strict=True))
 
@@ -189,7 +190,7 @@ def test_magnitude_trees_wait_for_large_edges() -> None:
         losses.append(loss.item())
     assert losses[3] == pytest.approx(losses[0], rel=1e-9)
     assert losses[-1] < 0.9 * losses[0]
-    twin = ps.rescale(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
+    twin = ps.rescale_(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
     pair = [ps.trace(net, x).skeleton("magnitude") for net in (model, twin)]
     for one, two in zip(
         (pair[0].tree_in, pair[0].tree_out), (pair[1].tree_in, pair[1].tree_out), strict=True

@@ -20,7 +20,7 @@ from zoo import trained
 
 import pathspace as ps
 from pathspace.models.nested import leaves
-from pathspace.training import GSGD, GAdam, init_skeleton, suggest
+from pathspace.training import GSGD, GAdam, init_skeleton_, suggest
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.multipliers import multipliers
 
@@ -135,7 +135,7 @@ def test_advice_is_the_same_for_rescaled_copies() -> None:
     model = deep().double()
     x = torch.randn(4, 5).double()
     graph = ps.trace(model, x)
-    twin = ps.rescale(copy.deepcopy(model), graph, 2 * torch.randn(graph.num_units).double())
+    twin = ps.rescale_(copy.deepcopy(model), graph, 2 * torch.randn(graph.num_units).double())
     one, other = suggest(model, graph, show=False), suggest(twin, ps.trace(twin, x), show=False)
     assert (one.lr, one.reasons) == (other.lr, other.reasons)
     for rule, found in one.multipliers.items():
@@ -194,7 +194,7 @@ def test_advice_is_the_same_for_wrapped_models(kind: str, tried: bool) -> None:
     plain = suggest(copy.deepcopy(model), graph, given, show=False)
 
     def check() -> None:
-        one = WRAPPERS[kind](ps.rescale(model, graph, torch.randn(graph.num_units).double()))
+        one = WRAPPERS[kind](ps.rescale_(model, graph, torch.randn(graph.num_units).double()))
         found = suggest(one, graph, given, show=False)
         assert found.optimizer == plain.optimizer == "GaugeFixed(AdamW)"
         assert found.lr == plain.lr and found.reasons[0] == plain.reasons[0]
@@ -252,7 +252,7 @@ def test_a_warning_has_the_numbers_of_the_step(make: type[GSGD], power: float) -
     torch.manual_seed(0)
     model = deep(4, 32)
     graph = ps.trace(model, torch.randn(1, 5))
-    model = ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    model = ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     skeleton = graph.skeleton()
     found = multipliers(skeleton, even=False)
     words = f"by {found.median**power:.0e} at the median and {found.largest**power:.0e} at most"
@@ -270,7 +270,7 @@ def test_a_warning_before_training_overflows() -> None:
     ):
         GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton)
     GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton, max_multiplier=1.0)
-    init_skeleton(model, skeleton)
+    init_skeleton_(model, skeleton)
     GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton)
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import pathspace as ps
 from pathspace.errors import InputError
-from pathspace.training import GaugeFixed, PathSpace, penalize
+from pathspace.training import GaugeFixed, PathSpace, penalise_
 from pathspace.training.experiments import run_folder
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.run_folder import BEST, LAST
@@ -204,7 +204,7 @@ def test_a_schedule_of_the_penal_connection_goes_on(tmp_path: Path) -> None:
 
     def begin() -> Training:
         model, optimizer = prepare(task, Recipe("sgd"))
-        penalize(model, *task.example_inputs(), tau=lambda step: 1e-3 * step, optimizer=optimizer)
+        penalise_(model, *task.example_inputs(), tau=lambda step: 1e-3 * step, optimizer=optimizer)
         return Training(task, model, optimizer, epochs=2, batch_size=400)
 
     whole, part, rest, plain = begin(), begin(), begin(), begin()

@@ -72,7 +72,7 @@ class Subject:
         phi = torch.randn(
             self.graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
         )
-        return ps.rescale(self.copy(), self.graph, phi)
+        return ps.rescale_(self.copy(), self.graph, phi)
 
 
 def cast(leaf: Any, dtype: torch.dtype) -> Any:
@@ -168,7 +168,7 @@ def the_balance(name: str) -> Facts:
     """Sum of squares in path space before and after, and what changed."""
     subject = Subject(name, torch.float64)
     found = ps.balancing(subject.model, subject.graph)
-    model = ps.balance(subject.copy(), subject.graph)
+    model = ps.balance_(subject.copy(), subject.graph)
     return {
         "before": squares(subject.model, subject.graph),
         "after": squares(model, subject.graph),
@@ -297,7 +297,7 @@ def the_canonical(name: str) -> Facts:
     """Change of the outputs by the canonical form."""
     subject = Subject(name, torch.float64)
     with torch.no_grad():
-        model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+        model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
         return {"change": change(subject.outputs(subject.model), subject.outputs(model))}
 
 

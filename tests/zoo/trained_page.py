@@ -252,7 +252,7 @@ SECTIONS = {
                verdicts),
     "The gauge": (
         "*Rescaled*, *balanced* and *canonical* give the largest change of the outputs, relative to the largest "  # noqa: E501
-        "output: by `ps.rescale` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance` and by `ps.canonicalise` "  # noqa: E501
+        "output: by `ps.rescale_` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance_` and by `ps.canonicalise_` "  # noqa: E501
         "(both in float64). The sum of squares is over all weights in path space.", gauges),
     "Path norms": (
         "In float64, of all paths. A path ends at an operation that fixes the scale, for example a last sigmoid, and "  # noqa: E501

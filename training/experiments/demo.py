@@ -230,12 +230,12 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS
     )
     table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
-    rescaled = ps.rescale(copy.deepcopy(model), graph, phi, exact=True)
+    rescaled = ps.rescale_(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
         start: model,
         "rescaled at random": rescaled,
-        "that one balanced": ps.balance(copy.deepcopy(rescaled), graph),
-        "rescaled for 8 bits": ps.rescale(copy.deepcopy(model), graph, gauge),
+        "that one balanced": ps.balance_(copy.deepcopy(rescaled), graph),
+        "rescaled for 8 bits": ps.rescale_(copy.deepcopy(model), graph, gauge),
     }
     for name, other in equals.items():
         change = float(
@@ -339,7 +339,7 @@ def _error(
     )
     graph = ps.trace(model, images[:2])
     order = torch.Generator().manual_seed(seed)
-    ps.rescale(model, graph, spread * torch.randn(graph.num_units, generator=order))
+    ps.rescale_(model, graph, spread * torch.randn(graph.num_units, generator=order))
     optimizer = optimizer_of(model)
     if fixed:
         optimizer = GaugeFixed(optimizer, graph, model=model)

@@ -16,7 +16,7 @@ import pathspace as ps
 from pathspace.errors import InputError, expect_known, expect_numbers
 from pathspace.paths.skeleton import Skeleton
 
-from ..optim import GSGD, GAdam, PathSGD, init_skeleton
+from ..optim import GSGD, GAdam, PathSGD, init_skeleton_
 from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from .task import Task
 
@@ -233,12 +233,12 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
     model = task.make_model(recipe.seed)
     skeleton = find_skeleton(task, recipe) if recipe.needs_skeleton else None
     if recipe.init == "unit-skeleton" and skeleton is not None:
-        init_skeleton(model, skeleton)
+        init_skeleton_(model, skeleton)
     elif recipe.init == "unbalanced":
         graph = ps.trace(model, *task.example_inputs())
         generator = torch.Generator().manual_seed(recipe.seed)
         draws = torch.rand(graph.num_units, generator=generator, dtype=torch.float64)
-        model = ps.rescale(model, graph, UNBALANCED * (2 * draws - 1))
+        model = ps.rescale_(model, graph, UNBALANCED * (2 * draws - 1))
     kind = optimizer_kind(recipe.optimizer)
     optimizer = kind.make(model, float(recipe.lr or kind.lr), skeleton, task.example_inputs())
     given = {"betas": recipe.betas, "eps": recipe.eps}

@@ -15,7 +15,7 @@ from pathspace.diagnostics import lightning_callback
 from pathspace.errors import InputError
 from pathspace.files.writing import ensure_writable, write_text
 
-from ..penal import penalize
+from ..penal import penalise_
 from .augment import augmentation
 from .config import write_config
 from .recipe import Recipe, prepare
@@ -68,7 +68,7 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
         if options.tau:
             # times the number of processes, because the penalty is a sum over examples
             # but gradients are averaged
-            penalize(training.model, *task.example_inputs(), tau=options.tau * trainer.world_size)
+            penalise_(training.model, *task.example_inputs(), tau=options.tau * trainer.world_size)
         if trainer.is_global_zero:
             _prepare(folder, options)
         try:

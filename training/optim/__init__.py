@@ -4,7 +4,7 @@ from pathspace.gauge.transport import register_transport
 
 from .descents import GSGD, GAdam, PathSGD
 from .gauge_fixed import GaugeFixed
-from .multipliers import init_skeleton
+from .multipliers import init_skeleton_
 from .path_space import PathSpace
 
 # moments of gradients by path values, which no rescaling changes
@@ -25,5 +25,5 @@ __all__ = [
     "GaugeFixed",
     "PathSGD",
     "PathSpace",
-    "init_skeleton",
+    "init_skeleton_",
 ]

@@ -237,7 +237,7 @@ class PathCoordinates:
             raise UnsupportedError(
                 f"{self.owner} found products of skeleton weights so small that dividing by them"
                 f" leads beyond the range of numbers{where}, expected larger ones; start with"
-                f" init_skeleton(model, skeleton){way_out}, or compute in float64."
+                f" init_skeleton_(model, skeleton){way_out}, or compute in float64."
             )
 
     def scale(self, products: TreeProducts, kept: dict[str, Tensor]) -> Tensor:

@@ -76,14 +76,14 @@ class GSGD(PathSpace):
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from pathspace.training import GSGD, init_skeleton
+        >>> from pathspace.training import GSGD, init_skeleton_
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
         ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
-        >>> init_skeleton(model, skeleton)
+        >>> init_skeleton_(model, skeleton)
         >>> optimizer = GSGD(model.named_parameters(), lr=0.05, skeleton=skeleton)
         >>> losses = []
         >>> for _ in range(50):
@@ -182,14 +182,14 @@ class GAdam(PathSpace):
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from pathspace.training import GAdam, init_skeleton
+        >>> from pathspace.training import GAdam, init_skeleton_
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)
         ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
-        >>> init_skeleton(model, skeleton)
+        >>> init_skeleton_(model, skeleton)
         >>> optimizer = GAdam(model.named_parameters(), lr=0.01, skeleton=skeleton)
         >>> losses = []
         >>> for _ in range(50):

@@ -76,7 +76,7 @@ class GaugeFixed(GaugeMoves):
         ... ).double()
         >>> x, y = torch.randn(64, 4).double(), torch.randn(64, 1).double()
         >>> twin = copy.deepcopy(model)
-        >>> _ = ps.rescale(twin, ps.trace(twin, x), 3 * torch.randn(8).double())
+        >>> _ = ps.rescale_(twin, ps.trace(twin, x), 3 * torch.randn(8).double())
         >>> losses = []
         >>> for one in (model, twin):
         ...     optimizer = GaugeFixed(

@@ -77,7 +77,7 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> init_skeleton(model, skeleton)
+        >>> init_skeleton_(model, skeleton)
         >>> multipliers(skeleton).largest
         1.0
     """
@@ -157,7 +157,7 @@ def warn_of_multipliers(
             f"{owner} multiplies the learning rate by {found.median**power:.0e} at the median and"
             f" {found.largest**power:.0e} at most (rule {skeleton.rule!r}), so that rates which"
             " train most weights make others overflow: pass max_multiplier=1.0 or relative=True,"
-            f" start from init_skeleton(model, skeleton), {other}or see"
+            f" start from init_skeleton_(model, skeleton), {other}or see"
             " pathspace.training.suggest(model, graph).",
             stacklevel=4,
         )
@@ -183,7 +183,7 @@ def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
+def init_skeleton_(model: nn.Module, skeleton: Skeleton) -> None:
     """Set every skeleton weight of ``model`` to +1 or -1 in place, with its sign; the
     function of the model changes.
 
@@ -207,35 +207,35 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from pathspace.training import init_skeleton
+        >>> from pathspace.training import init_skeleton_
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
         ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> init_skeleton(model, skeleton)
+        >>> init_skeleton_(model, skeleton)
         >>> model[2].weight.abs().tolist()
         [[1.0, 1.0]]
     """
-    expect_arguments("init_skeleton", model=model, skeleton=skeleton)
+    expect_arguments("init_skeleton_", model=model, skeleton=skeleton)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = find_names(parameters, skeleton.live.masks)
     for name, mask in skeleton.live.masks.items():
         if name not in names:
             raise InputError(
-                f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the"
+                f"init_skeleton_ found no parameter {name!r} in {type(model).__name__}; pass the"
                 " model that was traced, or a copy of it."
             )
         weight = parameters[names[name]]
         if not weight.requires_grad:
             continue
-        for d, index in enumerate(find_indices("init_skeleton", name, weight) or ()):
+        for d, index in enumerate(find_indices("init_skeleton_", name, weight) or ()):
             mask = mask.index_select(d, torch.from_numpy(index))
         held = local(weight)
-        require_values("init_skeleton", [(name, held)])
+        require_values("init_skeleton_", [(name, held)])
         # (for 1 + weight, the sum is set to +-1)
         shift = skeleton.graph.shifts.get(name, 0.0)
         ones = (torch.where(held + shift < 0, -1.0, 1.0) - shift).to(held)
         held.copy_(torch.where(mask.to(held.device), ones, held))
 
 
-__all__ = ["Multipliers", "init_skeleton", "multipliers", "warn_of_multipliers", "warn_of_zeros"]
+__all__ = ["Multipliers", "init_skeleton_", "multipliers", "warn_of_multipliers", "warn_of_zeros"]

@@ -81,7 +81,7 @@ class PathSpace(Shell):
         ... ).double()
         >>> x, y = torch.randn(64, 4).double(), torch.randn(64, 1).double()
         >>> skeleton = ps.trace(model, x).skeleton()
-        >>> twin = ps.rescale(copy.deepcopy(model), skeleton.graph, torch.randn(8).double())
+        >>> twin = ps.rescale_(copy.deepcopy(model), skeleton.graph, torch.randn(8).double())
         >>> losses = []
         >>> for one in (model, twin):
         ...     inner = torch.optim.RMSprop(one.named_parameters(), lr=1e-4)

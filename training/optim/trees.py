@@ -91,7 +91,7 @@ class TreeProducts:
             f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
             + (
                 "non-zero ones; choose the skeleton again from the model as it stands, or"
-                " init_skeleton(model, skeleton) first."
+                " init_skeleton_(model, skeleton) first."
                 if found == 0
                 else "finite ones; load weights from before they diverged."
             )

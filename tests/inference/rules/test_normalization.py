@@ -37,7 +37,7 @@ def test_both_operands_of_a_sum_have_the_units_of_its_groups(groups: int, width:
     assert heads["i.weight"] == heads["c.weight"] == heads["i.bias"] == heads["c.bias"]
     assert graph.num_units == len(set(heads["c.weight"])) == groups
     phi = torch.randn(graph.num_units, dtype=torch.float64)
-    scaled = ps.rescale(deepcopy(model), graph, phi, exact=False)
+    scaled = ps.rescale_(deepcopy(model), graph, phi, exact=False)
     assert torch.allclose(scaled(x), model(x), rtol=1e-10, atol=1e-12)
 
 
@@ -64,5 +64,5 @@ def test_tied_groups_are_read_with_any_number_of_dimensions(more: bool) -> None:
     graph = ps.trace(model, x)
     assert graph.num_units == 2
     phi = torch.randn(2, dtype=torch.float64)
-    scaled = ps.rescale(deepcopy(model), graph, phi, exact=False)
+    scaled = ps.rescale_(deepcopy(model), graph, phi, exact=False)
     assert torch.allclose(scaled(x), model(x), rtol=1e-10, atol=1e-12)

@@ -22,7 +22,7 @@ import pathspace as ps
 from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
-from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
+from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton_
 from ...optim.shell import Shell
 from ...optim.sweeps import movable
 from ..adapters import LoRARite, lora_plus
@@ -53,12 +53,12 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _balanced_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
-    ps.balance(model, graph)
+    ps.balance_(model, graph)
     return AdamW(_trained(model), lr=lr)
 
 
 def _conditioned_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
-    ps.rescale(model, graph, ps.choose_gauge(model, graph, ps.Conditioning()))
+    ps.rescale_(model, graph, ps.choose_gauge(model, graph, ps.Conditioning()))
     return AdamW(_trained(model), lr=lr)
 
 
@@ -254,9 +254,9 @@ def prepared(run: Run) -> tuple[nn.Module, ps.ReductionGraph]:
         logs = np.random.default_rng(run.seed).uniform(-1, 1, joined.num_units) * math.log(
             float(run.start.split()[1])
         )
-        ps.rescale(model, graph, torch.from_numpy(turn @ logs))
+        ps.rescale_(model, graph, torch.from_numpy(turn @ logs))
     elif run.start == "unit skeleton":
-        init_skeleton(model, graph.skeleton())
+        init_skeleton_(model, graph.skeleton())
     return model, graph
 
 

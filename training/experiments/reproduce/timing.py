@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import pathspace as ps
 
-from ...optim import GSGD, PathSGD, init_skeleton
+from ...optim import GSGD, PathSGD, init_skeleton_
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
@@ -220,7 +220,7 @@ def contenders_of(
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()
         skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
-        init_skeleton(model, skeleton)
+        init_skeleton_(model, skeleton)
         model.to(batch.device)
         # so small a rate that no network diverges for any random targets
         optimizer: torch.optim.Optimizer

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 
 from pathspace.diagnostics import ChainRecord, MarkovChain
 
-from ...penal import penalize
+from ...penal import penalise_
 from ..augment import augmentation
 from ..recipe import Init, Recipe, Rule, prepare
 from ..run_folder import LAST
@@ -233,7 +233,7 @@ def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyPr
     model, optimizer = prepare(task, recipe_of(trial))
     probes = [EfficiencyProbe(task, model)] if trial.efficiency else []
     if trial.tau:
-        penalize(model, *task.example_inputs(), tau=trial.tau)
+        penalise_(model, *task.example_inputs(), tau=trial.tau)
     training = Training(
         task,
         model,
