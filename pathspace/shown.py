@@ -1,14 +1,19 @@
-"""The base class of results: a table in a terminal, text in ``str``, HTML in a notebook."""
+"""The base class of results: a table in a terminal, text in ``str``, HTML in a notebook, and a
+dictionary for programs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
-WIDTH = 120
+# characters of a line, and of a value
+WIDTH, CELL = 120, 90
 SHORT = (bool, int, float, str)
 # inherit the notebook's foreground, so that the text is readable in dark themes
 PAGE = (
@@ -17,11 +22,19 @@ PAGE = (
 
 
 class Shown:
-    """A result that defines its table in :meth:`__rich__`."""
+    """A result: a data class with a row for each field, or a table of its own (``__rich__``)."""
 
     def __rich__(self) -> RenderableType:
-        # (not abstract: results are data classes, some with other bases)
-        raise NotImplementedError
+        from rich.table import Table
+
+        table = Table(title=type(self).__name__, show_header=False, title_justify="left")
+        for name, value in _fields(self).items():
+            table.add_row(name, _cell(value))
+        return table
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name: results inside as dictionaries, tensors and models as they are."""
+        return {name: _entry(value) for name, value in _fields(self).items()}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -31,7 +44,7 @@ class Shown:
 
     def __repr__(self) -> str:
         """The fields that are numbers or short texts, in one line."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.repr}  # type: ignore[arg-type]
+        own = _fields(self)
         kept = {name: value for name, value in own.items() if isinstance(value, SHORT)}
         parts = [f"{name}={value!r:.80}" for name, value in kept.items()]
         return f"{type(self).__name__}({', '.join(parts + ['...'] * (len(kept) < len(own)))})"
@@ -46,6 +59,34 @@ class Shown:
         console = _console(record=True)
         console.print(self)
         return console.export_html(inline_styles=True, code_format=PAGE)
+
+
+def _fields(result: Any) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in fields(result) if field.repr}
+
+
+def _entry(value: Any) -> Any:
+    if isinstance(value, Shown):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: _entry(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_entry(item) for item in value]
+    return value
+
+
+def _cell(value: Any) -> Text:
+    """A value in at most a line: what is long by its size."""
+    from rich.text import Text
+
+    if isinstance(value, float):
+        return Text(f"{value:.6g}")
+    if (shape := getattr(value, "shape", None)) is not None:
+        return Text(f"{type(value).__name__} of shape {tuple(shape)}")
+    text = str(value) if isinstance(value, (*SHORT, type(None))) else repr(value)
+    if len(text) > CELL and isinstance(value, Sized):
+        text = f"{type(value).__name__} of {len(value)}"
+    return Text(text if isinstance(value, str) else text[:CELL])
 
 
 def _console(record: bool = False) -> Console:

@@ -21,6 +21,7 @@ from pathspace.errors import (
 from pathspace.gauge.moves import moved
 from pathspace.graph.structure import Structure
 from pathspace.models.copies import safe_deepcopy
+from pathspace.shown import Shown
 
 from .optim.canonical_gauge import canonical
 from .optim.gauge_fixed import GaugeFixed
@@ -37,7 +38,7 @@ DECAY = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Advice:
+class Advice(Shown):
     """A suggestion for training a model.
 
     Attributes:

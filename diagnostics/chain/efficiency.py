@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
+from pathspace.shown import Shown
 
 from ..shared.losses import reduction
 from ..shared.model_calls import call, differentiating, lost
@@ -27,7 +28,7 @@ from .penalty_disabled import penalty_disabled
 
 
 @dataclass(frozen=True)
-class ChainRecord:
+class ChainRecord(Shown):
     """A chain measured on B samples, node by node; every tensor is float64 on the CPU.
 
     Attributes:

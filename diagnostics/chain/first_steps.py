@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.models.copies import safe_deepcopy
+from pathspace.shown import Shown
 
 from ..parameters.gradients import batch_gradient
 from .chain import MarkovChain
@@ -28,7 +29,7 @@ RELATIVE_STEP = 1e-3
 
 
 @dataclass(frozen=True)
-class FirstSteps:
+class FirstSteps(Shown):
     """Directions, after the first steps, of branches that have none at the start.
 
     Attributes:

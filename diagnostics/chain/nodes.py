@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.models.isolation import quiet
 from pathspace.models.values import require_runnable
+from pathspace.shown import Shown
 
 from ..shared.sample_rows import Example, Samples, batch_size, doubled, grown_dim, in_order
 from ..shared.unchanged import unchanged
@@ -72,7 +73,7 @@ class ChainNode:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class Nodes(Shown):
     """The residual additions of a model, in the order of execution.
 
     Attributes:

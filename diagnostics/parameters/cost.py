@@ -22,6 +22,7 @@ from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.models.inputs import arranged, check_inputs
 from pathspace.models.values import require_runnable
+from pathspace.shown import Shown
 
 from ..shared.model_calls import called, differentiating, main_output
 from ..shared.real_tensors import is_real
@@ -45,7 +46,7 @@ _VECTORS: Mapping[str, Callable[..., int]] = {
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Shown):
     """The cost of one training step, counted and measured.
 
     Attributes:

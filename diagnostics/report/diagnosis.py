@@ -11,6 +11,7 @@ from torch import nn
 
 from pathspace.errors import SEED, PathspaceError, expect_arguments, expect_numbers
 from pathspace.reduction import trace
+from pathspace.shown import Shown
 
 from ..chain.chain import MarkovChain
 from ..chain.efficiency import ChainRecord
@@ -25,7 +26,7 @@ from ..signal.signal import LayerSignal, signal
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """The result of :func:`diagnose`.
 
     Attributes:

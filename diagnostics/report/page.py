@@ -17,6 +17,7 @@ from pathspace.evidence.explain import explain
 from pathspace.files.writing import expect_suffix, replacing
 from pathspace.models.values import names_without_values
 from pathspace.paths.skeleton import Skeleton, choose
+from pathspace.shown import Shown
 
 from ..shared import charts
 from ..shared.losses import Function
@@ -34,7 +35,7 @@ STEPS = 10
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """All results about a model.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pathspace.errors import expect_arguments
 from pathspace.files.writing import replacing
+from pathspace.shown import Shown
 
 from ..shared import charts
 from ..shared.pages import render
@@ -58,7 +59,7 @@ CURVES = (
 
 
 @dataclass(frozen=True)
-class Versus:
+class Versus(Shown):
     """Two reports on one page.
 
     Attributes:

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pathspace.shown import Shown
+
 from ..shared.wording import plural
 from . import passes_judged, steps_judged
 from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class Alarm:
+class Alarm(Shown):
     """A problem of a training run, with its place, a number and advice.
 
     Attributes:

@@ -10,12 +10,14 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files.json_lines import plain as plain
 from pathspace.files.writing import replacing
+from pathspace.shown import Shown
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -31,7 +33,7 @@ class ScalarWriter(Protocol):
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Shown):
     """A number measured with random probes.
 
     Attributes:
@@ -84,7 +86,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Table(Generic[Record]):
+class Table(Shown, Generic[Record]):
     """Records of one kind, in order, with notes about them.
 
     Attributes:
@@ -259,18 +261,46 @@ class Table(Generic[Record]):
         ]
         return Table(f"{self.title}: before and after", tuple(rows), tuple(notes))
 
+    def _shown(self) -> dict[str, list[str]]:
+        """Cells by column, for people: an estimate in one cell, and no empty columns."""
+        rows = [
+            _flatten({field.name: _estimated(getattr(row, field.name)) for field in fields(row)})  # type: ignore[arg-type]
+            for row in self.rows
+        ]
+        names = dict.fromkeys(name for row in rows for name in row)
+        cells = {name: [_cell(row.get(name), short=True) for row in rows] for name in names}
+        return {name.replace("_", " "): column for name, column in cells.items() if any(column)}
+
     def __rich__(self) -> RichTable:
         # (not at the top: its import draws one of Python's random numbers)
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
 
         shown = RichTable(
-            title=self.title, caption="\n".join(self.notes) or None, caption_justify="left"
+            title=self.title,
+            box=SIMPLE_HEAD,
+            padding=0,
+            caption="\n".join(self.notes) or None,
+            caption_justify="left",
         )
-        for number, name in enumerate(self.columns):
+        columns = self._shown()
+        for number, name in enumerate(columns):
             shown.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
-        for row in self.to_dicts():
-            shown.add_row(*(_cell(row.get(name), short=True) for name in self.columns))
+        for row in zip(*columns.values(), strict=True):
+            shown.add_row(*row)
         return shown
+
+    def _repr_html_(self) -> str:
+        columns = self._shown()
+        lines = [columns, *zip(*columns.values(), strict=True)]
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in lines
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return (
+            f'<div style="overflow-x: auto"><table><caption>{escape(self.title)}</caption>{rows}'
+            f"</table>{notes}</div>"
+        )
 
 
 @dataclass(frozen=True)
@@ -314,6 +344,12 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _estimated(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return f"{value.value:.4g} ± {value.error:.1g}" if value.error else value.value
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _cell(value: Any, short: bool = False) -> str:

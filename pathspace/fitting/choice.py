@@ -19,6 +19,7 @@ from ..gauge.balance import balancing
 from ..gauge.pairs import Pairs
 from ..gauge.rescale import expect_blocks
 from ..graph.structure import LOG_2, Structure
+from ..shown import Shown
 from .convex import Programme, minimise_convex
 from .largest_entries import Logs, Peaks
 from .objectives import Balance, Objective, running_variances
@@ -33,7 +34,7 @@ ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
-class GaugeCertificate:
+class GaugeCertificate(Shown):
     """The value of an objective in a gauge, with a proven lower bound.
 
     Attributes:

@@ -16,6 +16,7 @@ from ..gauge.moves import moved
 from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
+from ..shown import Shown
 from .choice import Gauge, choose_gauge
 from .objectives import Noise, calibrated
 from .quantise import check_format, decibels, quantised_weights, weight_axes
@@ -33,7 +34,7 @@ ENOUGH, SEARCH = 1e-2, 60
 
 
 @dataclass(frozen=True, eq=False)
-class Equalised:
+class Equalised(Shown):
     """A model in the chosen gauge, and its gain.
 
     Attributes:

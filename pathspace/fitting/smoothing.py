@@ -16,6 +16,7 @@ from ..graph.parts import WeightBlock, owner
 from ..graph.structure import Structure
 from ..inference.random_run import graph_outputs, graph_values
 from ..models.isolation import quiet
+from ..shown import Shown
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
 # larger relative changes of the outputs are not rounding errors
@@ -23,7 +24,7 @@ ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class SmoothingPair:
+class SmoothingPair(Shown):
     """Modules between which the scale of a set of units can be moved.
 
     Attributes:

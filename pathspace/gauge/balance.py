@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
+from ..shown import Shown
 from .attained import attained
 from .pairs import Pairs
 from .programme import minimise
@@ -23,7 +24,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
-class Balancing:
+class Balancing(Shown):
     """The balanced gauge of a model, and the units that have none.
 
     Attributes:

@@ -13,10 +13,11 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from ..models.values import require_values
+from ..shown import Shown
 
 
 @dataclass(frozen=True)
-class Pin:
+class Pin(Shown):
     """An operation that fixes scales.
 
     Attributes:
@@ -37,7 +38,7 @@ class Pin:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightBlock:
+class WeightBlock(Shown):
     """The edges of one parameter tensor: scalar ``w[i]`` is an edge ``tail[i] -> head[i]``.
 
     Attributes:

@@ -37,7 +37,7 @@ ROWS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Path:
+class Path(Shown):
     """A closed walk through the root, as counts of how often it uses each weight.
 
     Attributes:

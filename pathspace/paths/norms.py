@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..capture.captured import Captured
 from ..errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 from ..graph.structure import Structure
 from ..models.finite import expect_finite
+from ..shown import Shown
 from .basis import BasisPaths
 from .path_facts import Request
 from .path_forward import ends_of_paths
@@ -233,7 +234,7 @@ def path_sensitivity(
 
 
 @dataclass(frozen=True)
-class PathStatistics:
+class PathStatistics(Shown):
     """Statistics of the absolute values of the basis paths, as natural logarithms.
 
     Attributes:
@@ -254,10 +255,6 @@ class PathStatistics:
     median: float
     largest: float
     p: float
-
-    def to_dict(self) -> dict[str, float]:
-        """Everything as plain numbers."""
-        return asdict(self)
 
 
 def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InputError, UnsupportedError, expect_arguments
+from ..shown import Shown
 from .basis import BasisPaths, Path, symbol
 from .counting_vectors import coefficient_maps
 from .two_trees import TwoTrees
@@ -21,7 +22,7 @@ MOST_WEIGHTS = 200
 
 
 @dataclass(frozen=True, eq=False)
-class SymbolicSpace:
+class SymbolicSpace(Shown):
     """The path space of a small graph as sympy objects; a notebook shows it as LaTeX.
 
     Columns of matrices are weights in edge order, rows of the counting matrix are basis paths.

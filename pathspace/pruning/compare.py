@@ -18,6 +18,7 @@ from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
+from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
 from .groups import real
 from .matching import Slices, by_size, by_weights, permuted
@@ -28,7 +29,7 @@ AMPLIFIED, ROUNDING = 1e3, 1e-8
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Shown):
     """The result of :func:`compare`.
 
     Attributes:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ..inference.channels import Channels, Side
 from ..models.walk import tensors_of
+from ..shown import Shown
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelGroup:
+class ChannelGroup(Shown):
     """Channels with the same layout in the same tensors: they can be permuted.
 
     Attributes:

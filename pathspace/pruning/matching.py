@@ -16,6 +16,7 @@ from ..inference.channels import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import outputs
 from ..models.walk import module_at, tensors_of
+from ..shown import Shown
 from .declared_sizes import CONV, TRANSPOSED
 from .groups import ChannelGroup, channel_sums, real
 from .removal import replace_tensors
@@ -31,7 +32,7 @@ COPIES = 0.99
 
 
 @dataclass(frozen=True, eq=False)
-class Matching:
+class Matching(Shown):
     """A model with its channels in the order of another model's, from ``groups.match``.
 
     Attributes:

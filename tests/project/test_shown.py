@@ -10,6 +10,9 @@ import torch
 from cases import mlp
 
 import pathspace as ps
+from pathspace import diagnostics, training
+from pathspace.evidence.claims import claim
+from pathspace.shown import Shown
 
 
 def results() -> dict[str, Any]:
@@ -44,6 +47,44 @@ def test_figures_are_those_of_the_result() -> None:
     for figure in (graph.num_weights, graph.num_units, graph.dimension):
         assert f"{figure:,}" in str(graph)
     assert all(block.name in str(found["skeleton"]) for block in graph.blocks)
+
+
+def every() -> dict[str, Any]:
+    """A result of every public function that returns one."""
+    model, inputs = mlp(3, 4, 2), (torch.randn(4, 3),)
+    found = results()
+    graph, skeleton = found["graph"], found["skeleton"]
+    report = diagnostics.report(model, *inputs)
+    gauge = ps.choose_gauge(model, graph, ps.Range())
+    return found | {
+        "block": graph.blocks[0],
+        "path": found["basis"][0],
+        "group": next(iter(found["channels"])),
+        "balancing": ps.balancing(model, graph),
+        "matching": found["channels"].match(model),
+        "comparison": ps.compare(model, model, graph),
+        "pair": ps.smoothing_pairs(graph)[0],
+        "gauge": gauge.certificate,
+        "equalised": ps.equalise(model, graph, calibration=inputs[0]),
+        "symbols": ps.symbolic(skeleton),
+        "claim": claim("printed-skeleton", skeleton),
+        "statistics": ps.path_statistics(skeleton),
+        "advice": training.suggest(model, graph, show=False),
+        "chain": diagnostics.MarkovChain.trace(model, *inputs),
+        "signal": diagnostics.signal(model, *inputs),
+        "cost": diagnostics.cost(model, *inputs),
+        "diagnosis": diagnostics.diagnose(model, *inputs),
+        "report": report,
+        "versus": diagnostics.versus(report, report),
+    }
+
+
+def test_every_result_is_short_in_a_line_and_a_table_in_a_notebook() -> None:
+    for name, result in every().items():
+        assert isinstance(result, Shown), name
+        assert len(repr(result)) <= 1000 and "\n" not in repr(result), name
+        assert result._repr_html_().strip(), name
+        assert isinstance(result.to_dict(), dict) and result.to_dict(), name
 
 
 @pytest.mark.parametrize("name", ["<b>", "a[red]b"])
