@@ -395,7 +395,7 @@ class Structure:
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with
-        name, flat index and value.
+        name, flat index, value, number and layer; a unit has the layer that writes it first.
 
         Raises:
             UnsupportedError: more than 100,000 weights, or opposite scales, which a
@@ -421,8 +421,12 @@ class Structure:
         places = ((i, flat) for i, block in blocks for flat in block.places.tolist())
         columns = (places, tails.tolist(), heads.tolist(), self.weights().tolist())
         for number, ((i, flat), tail, head, weight) in enumerate(zip(*columns, strict=True)):
-            facts = {"name": self.blocks[i].name, "index": flat, "weight": weight, "number": number}
-            result.add_edge(tail, head, key=(i, flat), **facts)
+            name = self.blocks[i].name
+            layer = name.rpartition(".")[0]
+            facts = {"name": name, "index": flat, "weight": weight, "number": number}
+            result.add_edge(tail, head, key=(i, flat), layer=layer, **facts)
+            if head:
+                result.nodes[head].setdefault("layer", layer)
         return result
 
     def summary(self) -> dict[str, Any]:
