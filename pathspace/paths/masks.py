@@ -32,6 +32,9 @@ class Masks(dict[str, dict[str, Tensor]]):
         super().__init__(parts)
         self.header = dict(header)
 
+    def __repr__(self) -> str:
+        return f"Masks({len(self.incoming)} parameters, {self.header})"
+
     @property
     def incoming(self) -> dict[str, Tensor]:
         """One entering edge of each unit, as :attr:`pathspace.Skeleton.incoming`."""

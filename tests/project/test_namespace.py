@@ -25,7 +25,6 @@ APART = "in packages that do not import each other's"
 TWICE = {
     **dict.fromkeys(
         [
-            "balance",
             "check",
             "compare",
             "diagnose",
