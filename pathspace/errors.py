@@ -84,31 +84,6 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def expect_known(what: str, name: str, names: Iterable[str]) -> None:
-    """Refuse a name that does not exist.
-
-    Args:
-        what: what it names, for the sentence.
-        name: what was given.
-        names: what there is.
-
-    Raises:
-        InputError: the name is not one of them.
-
-    Example:
-        >>> expect_known("data set", "bibel", ["bible"])
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: There is no data set 'bibel' (did you mean bible?); choose one of: bible.
-    """  # noqa: E501
-    names = list(names)
-    if name not in names:
-        raise InputError(
-            f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of:"
-            f" {', '.join(names)}."
-        )
-
-
 # name of an argument -> names of classes that it may have (none: what can be
 # called), and these in words
 _KINDS = {

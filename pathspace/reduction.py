@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,11 @@ from .capture.capture import ONE_AT_A_TIME, capture
 from .capture.captured import Captured
 from .capture.sizes import GROWTHS, recapture, sentence, thin
 from .errors import InputError
-from .graph.parts import Pin, owner
+from .graph.parts import owner
 from .graph.structure import LOG_2, Structure
+from .inference.assemble import Ends
 from .inference.interpreter import interpret
 from .inference.reasons import Reason, reasons
-from .inference.relations import Relations
 from .inference.scales import Scales
 from .inference.units import build_graph, ends_of, unused_in_part
 from .inference.unrolled import unroll
@@ -235,80 +235,58 @@ def _traced(
     captured = capture(model, args, kwargs)
     _warn_of_unregistered(model, captured.constants.values())
     inputs = arranged(model, args, kwargs)
+
+    def interpreted() -> Scales:
+        return interpret(captured, Scales, strict, norm_eps, affine)[0]
+
     with on_cpu():
-        scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
+        scales = interpreted()
         if sizes == "given":
             stated = f"inputs ({describe_inputs(*inputs)}) only"
             return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        before, raw = _Interpretation.of(scales), ends_of(scales)
-        unused = unused_in_part(captured, scales, raw)
+        first = ends_of(scales)
+        unused = unused_in_part(captured, scales, first)
         undecided = unused or thin(captured, inputs)
+    raw: dict[str, Ends] | None = first
     for growth in GROWTHS if undecided else ():
         again = recapture(model, inputs, not unused, growth)
         if again is None:
             break
         try:
             with on_cpu():
-                uses = before.again(scales, again[0], norm_eps)
+                # (anew: the ends that were looked at have added equations)
+                scales, raw = interpreted(), None
+                uses = _continued(scales, again[0], norm_eps)
                 found = build_graph(captured, scales, norm_eps, uses)
         except IndexError:
             # a table has no rows for such long inputs
-            with on_cpu():
-                scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
-                before, raw = _Interpretation.of(scales), ends_of(scales)
             continue
         return _graph(model, found, sentence(inputs, again[1], undecided))
     with on_cpu():
-        found = build_graph(captured, scales, norm_eps, raw=raw)
+        found = build_graph(captured, interpreted() if raw is None else scales, norm_eps, raw=raw)
     return _graph(model, found, sentence(inputs, None, undecided))
 
 
-@dataclass(frozen=True)
-class _Interpretation:
-    """The state of an interpretation that :func:`pathspace.inference.units.build_graph` changes.
+def _continued(scales: Scales, captured: Captured, norm_eps: str) -> int:
+    """Continue an interpretation with another capture of the model, at other sizes.
 
-    Attributes:
-        equations: equations between scales.
-        approximate: scales that are free only at ``eps = 0``.
-        pins: operations that fix scales.
+    Returns:
+        Number of uses of weights in the first run.
+
+    Raises:
+        IndexError: known positions are beyond the end of a table.
     """
-
-    equations: Relations
-    approximate: tuple[Tensor, ...]
-    pins: tuple[Pin, ...]
-
-    @classmethod
-    def of(cls, scales: Scales) -> _Interpretation:
-        """The state of an interpretation after its run."""
-        return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
-
-    def again(self, scales: Scales, captured: Captured, norm_eps: str) -> int:
-        """Restore an interpretation, and continue it with another capture of the model.
-
-        Args:
-            scales: the interpretation of this snapshot.
-            captured: the same model, captured at other sizes.
-            norm_eps: as in the first run.
-
-        Returns:
-            Number of uses of weights in the first run.
-
-        Raises:
-            IndexError: known positions are beyond the end of a table.
-        """
-        # (an end that was looked at may have changed the equations)
-        scales.equations, scales.approximate = self.equations, list(self.approximate)
-        scales.pins, uses = list(self.pins), len(scales.flows.uses)
-        scales.enlarged = True
-        interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
-        known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
-        new = [
-            p
-            for p in scales.pins[len(self.pins) :]
-            if (p.op, p.module, p.source, p.reason) not in known
-        ]
-        scales.pins = [*self.pins, *new]
-        return uses
+    before, uses = scales.pins, len(scales.flows.uses)
+    scales.pins, scales.enlarged = list(before), True
+    interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
+    known = {(pin.op, pin.module, pin.source, pin.reason) for pin in before}
+    new = [
+        pin
+        for pin in scales.pins[len(before) :]
+        if (pin.op, pin.module, pin.source, pin.reason) not in known
+    ]
+    scales.pins = [*before, *new]
+    return uses
 
 
 def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None:

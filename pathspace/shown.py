@@ -4,9 +4,12 @@ dictionary for programs.
 
 from __future__ import annotations
 
-from collections.abc import Sized
+import math
+from collections.abc import Mapping, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -95,3 +98,20 @@ def _console(record: bool = False) -> Console:
     from rich.console import Console
 
     return Console(width=WIDTH, no_color=True, record=record, file=io.StringIO())
+
+
+def plain(value: Any) -> Any:
+    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
+    numbers that are not finite.
+
+    Example:
+        >>> plain({"sizes": (1, math.inf), 2: math.nan})
+        {'sizes': [1, None], '2': None}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

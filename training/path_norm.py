@@ -31,7 +31,7 @@ from pathspace.errors import (
     first_line,
 )
 from pathspace.inference.registry import facts_of, operation_name
-from pathspace.models.modes import never_recomputed, precision
+from pathspace.models.modes import precision
 from pathspace.models.running import cast, evaluate
 from pathspace.models.values import require_values
 from pathspace.reduction import trace as trace_graph
@@ -256,9 +256,7 @@ class PathNorm:
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
-        # (a checkpoint would compute again with the model's own weights)
-        with never_recomputed():
-            out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
+        out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
         sums = [leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
         if not sums or any(one.is_complex() for one in sums):
             raise UnsupportedError(

@@ -15,9 +15,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
-from pathspace.files.json_lines import plain as plain
 from pathspace.files.writing import replacing
 from pathspace.shown import Shown
+from pathspace.shown import plain as plain
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

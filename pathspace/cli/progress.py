@@ -109,8 +109,8 @@ def deliver(
     """
     from json import dumps
 
-    from ..files.json_lines import plain
     from ..files.writing import STDOUT, write_text
+    from ..shown import plain
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
     if json != STDOUT:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..errors import UnsupportedError
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
@@ -22,7 +23,7 @@ from ..models.nested import mapped
 from ..models.refusals import check_runs
 from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, cast, run_forward
-from ..models.stand_in import repeatable, stand_in
+from ..models.stand_in import stand_in
 from ..models.walk import holders, tensors_of
 from ..reduction import ReductionGraph
 
@@ -43,16 +44,21 @@ def bench_copy(
     A model that insists on another precision (it names one in its forward) is measured on a copy
     in its own.
     """
-    own, written = precision(model), graph.captured.written.values()
+    own = precision(model)
     if graph.num_weights > LARGE:
-        return repeatable(stand_in(model), written), own
-    bench = repeatable(in_double(stand_in(model, share_tensors=False)), written)
+        if graph.captured.written:
+            raise UnsupportedError(
+                f"verify found a {type(model).__name__} of {graph.num_weights:,} weights that"
+                f" writes into its own, expected at most {LARGE:,} for it; verify a smaller one."
+            )
+        return stand_in(model), own
+    bench = in_double(stand_in(model, share_tensors=False))
     try:
         run_forward(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
         # what can be captured need not run: then one sentence says so
         check_runs(model, *inputs)
-        return repeatable(stand_in(model, share_tensors=False), written), own
+        return stand_in(model, share_tensors=False), own
     return bench, torch.float64
 
 

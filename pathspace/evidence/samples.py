@@ -232,7 +232,7 @@ class Sampler:
         }
         self.runs += 1
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        tensors = {name: buffer.detach().clone() for name, buffer in buffers.items()} | weights
+        tensors = {name: buffer.detach() for name, buffer in buffers.items()} | weights
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
         inputs = scaled(other_inputs(given, seed, seed % 2 == 1) or given, 10**exponent)
         # (without detaching anything the derivatives are those of the function, but the model may
@@ -246,7 +246,9 @@ class Sampler:
             try:
                 with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad(), way():
                     seed_torch(seed)
-                    outputs = evaluate(model, tensors, *args)
+                    # (of copies, because models write into buffers, and some into weights)
+                    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+                    outputs = evaluate(model, copies, *args)
                 break
             except Exception as error:
                 # (whatever the model's code raises)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree, changes
 from ..graph.structure import Structure
-from ..inference.unrolled import UnrolledNetwork, unroll
+from ..inference.unrolled import Unrolled, unroll
 from ..inference.values import shape_of
 from ..models.running import difference, rounding_decides, switched
 from ..paths.basis import BasisPaths
@@ -37,7 +37,7 @@ ROUNDED_AWAY = (
 )
 
 
-def enumerable(graph: Structure) -> UnrolledNetwork | None:
+def enumerable(graph: Structure) -> Unrolled | None:
     """The unrolled network, or ``None`` if it is too large to enumerate or has
     quotients, which have no paths.
     """
@@ -51,7 +51,7 @@ def enumerable(graph: Structure) -> UnrolledNetwork | None:
         network = unroll(graph)
     except UnsupportedError:
         return None
-    few = not network.semantics.has_quotients and network.semantics.longest() <= LONGEST
+    few = not network.has_quotients and network.longest() <= LONGEST
     return network if few else None
 
 
@@ -76,7 +76,7 @@ def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
 
 
 def theorem1(
-    basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
+    basis: BasisPaths, network: Unrolled | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """Theorem 1: every path of the unrolled network is an integer combination of basis paths; with
     the counting vectors of the enumerated paths.
@@ -97,7 +97,8 @@ def theorem1(
     walks = list(islice(network.walks(), ENUMERATED + 1))
     exhaustive = len(walks) <= ENUMERATED
     total = len(walks[:ENUMERATED])
-    walks = _sample(walks[:ENUMERATED], CHECKED)
+    if total > CHECKED:
+        walks = [walks[i] for i in np.random.default_rng(0).choice(total, CHECKED, replace=False)]
     if not walks:
         return {
             "holds": None,
@@ -125,7 +126,7 @@ def theorem1(
         ),
         "paths": len(walks),
         # (a batch may be too small for every row of one table to meet those of another)
-        "exhaustive": exhaustive and total == len(walks) and network.semantics.rows_meet,
+        "exhaustive": exhaustive and total == len(walks) and network.rows_meet,
         "largest_coefficient": largest,
     }
     if graph.num_weights <= MOST_WEIGHTS and not len(wrong):
@@ -143,26 +144,6 @@ def _matrix(basis: BasisPaths) -> csr_array | None:
         return basis.counting_matrix()
     except UnsupportedError:
         return None
-
-
-def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """A few short walks through every weight, and random others, so that few
-    paths have a large span.
-    """
-    if len(walks) <= count:
-        return walks
-    seen: dict[int, int] = {}
-    chosen: list[tuple[int, ...]] = []
-    rest: list[tuple[int, ...]] = []
-    for walk in sorted(walks, key=len):
-        if len(chosen) < count // 2 and any(seen.get(edge, 0) < 3 for edge in walk):
-            chosen.append(walk)
-            for edge in walk:
-                seen[edge] = seen.get(edge, 0) + 1
-        else:
-            rest.append(walk)
-    more = np.random.default_rng(0).choice(len(rest), count - len(chosen), replace=False)
-    return chosen + [rest[i] for i in sorted(more)]
 
 
 def theorem2(

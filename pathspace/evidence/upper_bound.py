@@ -27,7 +27,7 @@ from ..models.inputs import describe_inputs
 from ..models.modes import InDouble, NoEps, precision
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
-from ..models.stand_in import repeatable, stand_in
+from ..models.stand_in import stand_in
 from .bench import Inputs, Workbench, in_double
 from .samples import Family, Sampler, Untested, family
 
@@ -158,8 +158,7 @@ def _in_double(bench: Workbench) -> Workbench:
     """
     model, inputs = bench.model, bench.inputs
     if precision(model) != torch.float64:
-        written = bench.graph.captured.written.values()
-        model = repeatable(in_double(stand_in(model, share_tensors=False)), written)
+        model = in_double(stand_in(model, share_tensors=False))
         inputs = cast(inputs, torch.float64)
     return replace(bench, model=model, inputs=_larger_batch(model, inputs))
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..gauge.moves import moved
 from ..graph.structure import Structure
 from ..models.isolation import quiet
-from ..models.modes import InDouble, never_recomputed
+from ..models.modes import InDouble
 from ..models.running import cast, computing_in
 from .calibration import Calibrated
 from .largest_entries import Logs
@@ -131,7 +131,7 @@ def activation_sizes(
         # (both runs draw the same random numbers, and perform the same operations)
         for given in (wide, other):
             record = Record(given.values(), model)
-            with quiet(), computing_in(torch.float64), never_recomputed(), InDouble(), record:
+            with quiet(), computing_in(torch.float64), InDouble(), record:
                 calibrated.outputs(batch, given)
             runs.append(record)
         for key, a, b in zip(runs[0].keys, runs[0].values, runs[1].values, strict=True):

@@ -15,12 +15,11 @@ from ..errors import InputError, InputTypeError, UnsupportedError
 from ..models.finite import check_finite
 from ..models.inputs import arranged, batch_inputs
 from ..models.isolation import quiet
-from ..models.modes import IgnoreDetach, never_recomputed
+from ..models.modes import IgnoreDetach
 from ..models.nested import leaves, real_leaves
 from ..models.refusals import check_capturable, failed_run, no_derivative
-from ..models.restored_globals import plain_tensors, values_kept
 from ..models.running import evaluate
-from ..models.stand_in import repeatable, stand_in
+from ..models.stand_in import stand_in
 from ..models.values import require_runnable
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -32,7 +31,7 @@ class Calibrated:
     def __init__(self, model: nn.Module, batches: Any) -> None:
         check_capturable(model)
         require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
-        self.model, self.twin = model, repeatable(stand_in(model))
+        self.model, self.twin = model, stand_in(model)
         given: list[Batch] = [arranged(model, *batch_inputs(one)) for one in _several(batches)]
         self.batches = [batch for batch in given if not _is_empty(batch)]
         if not given:
@@ -55,8 +54,7 @@ class Calibrated:
             for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
         }
         try:
-            with values_kept(plain_tensors(self.twin)):
-                found = evaluate(self.twin, given, *batch)
+            found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
         values = real_leaves(found)
@@ -145,13 +143,12 @@ class Calibrated:
         return total
 
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        with never_recomputed():
-            for through in (nullcontext(), IgnoreDetach()):
-                with through:
-                    outputs = self.outputs(batch, own)
-                found = {place: out for place, out in enumerate(outputs) if out.requires_grad}
-                if found:
-                    break
+        for through in (nullcontext(), IgnoreDetach()):
+            with through:
+                outputs = self.outputs(batch, own)
+            found = {place: out for place, out in enumerate(outputs) if out.requires_grad}
+            if found:
+                break
         return found
 
 

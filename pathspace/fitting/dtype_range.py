@@ -21,8 +21,8 @@ from ..graph.structure import LOG_2, Structure
 from ..models.copies import safe_deepcopy
 from ..models.isolation import quiet
 from ..models.nested import real_leaves
-from ..models.running import cast, computing_in, distance
-from ..models.stand_in import repeatable, stand_in
+from ..models.running import cast, computing_in, distance, evaluate
+from ..models.stand_in import stand_in
 from ..reduction import trace
 from ..shown import Shown
 from .activation_statistics import Key, Record, Sizes, activation_sizes
@@ -319,7 +319,7 @@ def _table(
 @torch.no_grad()
 def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[float, frozenset[Key]]:
     """Largest change of the outputs by computing in a type, also in wider operations."""
-    small = repeatable(stand_in(model, share_tensors=False).to(dtype))
+    small = stand_in(model, share_tensors=False).to(dtype)
     worst, wide = 0.0, set()
     for batch in held.batches:
         # (both runs draw the same random numbers)
@@ -329,7 +329,7 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
         record = Record(_tensors(small).values(), small)
         try:
             with quiet(), computing_in(dtype), record:
-                found = small(*args, **kwargs)
+                found = evaluate(small, {}, args, kwargs)
         except Exception:
             return math.nan, frozenset()
         size = dtype.itemsize

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -38,14 +36,3 @@ def move_(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> 
     if constant:
         return tensor.copy_(moved(tensor, head, tail, constant))
     return tensor.mul_(head.to(tensor)).div_(tail.to(tensor))
-
-
-def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> None:
-    """:func:`move_` for many short tensors as one vector, which is far quicker."""
-    for kind in {tensor.dtype for tensor, _ in pairs}:
-        some = [(tensor, factor) for tensor, factor in pairs if tensor.dtype == kind]
-        factors = torch.cat([factor.expand(tensor.shape).reshape(-1) for tensor, factor in some])
-        values = torch.cat([tensor.detach().reshape(-1) for tensor, _ in some])
-        after = moved(values, factors, torch.ones_like(factors), constant)
-        for (tensor, _), part in zip(some, after.split([t.numel() for t, _ in some]), strict=True):
-            tensor.copy_(part.view(tensor.shape))

@@ -5,6 +5,7 @@ without a list of all edges.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
-from ..errors import UnsupportedError
+from ..errors import InputError, UnsupportedError
 from ..models.values import has_values
 from .edge_rows import EdgeRows, edge_rows
 from .spanning_tree import SpanningTree, changes, other_factors, single
@@ -29,7 +30,8 @@ LARGE = 0.1
 
 
 class SpanningTreeBuilder:
-    """Builds one spanning tree breadth first, by one rule; ``blind`` reads no weights.
+    """Builds one spanning tree breadth first, by one rule; ``blind`` reads no weights, and units
+    that are known to be ``dead`` need no edge.
 
     Edges of weight 0 come last; units with no other connection are dead. Frozen weights come first,
     because they fix a scale already. With the rule ``"magnitude"`` a unit waits for an edge that is
@@ -45,6 +47,7 @@ class SpanningTreeBuilder:
         seed: int,
         blind: bool = False,
         phi: np.ndarray | None = None,
+        dead: np.ndarray | None = None,
     ) -> None:
         self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
         self.phi = np.zeros(graph.num_units) if phi is None else phi
@@ -55,6 +58,9 @@ class SpanningTreeBuilder:
         self.rounds: list[np.ndarray] = []
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
+        if dead is not None:
+            self.tree.dead[:] = dead
+            self._reached |= dead
         self._look()
         self._seen: dict[tuple[int, bool], EdgeRows] = {}
         self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
@@ -76,6 +82,10 @@ class SpanningTreeBuilder:
                 " layer follows another one, so that no weight connects one of them alone; use"
                 " rescale, balance or GaugeFixed, which need no skeleton."
             )
+        return self.grown()
+
+    def grown(self) -> SpanningTree:
+        """The tree as far as it has grown."""
         return replace(self.tree, rounds=tuple(self.rounds), rest=self.rest)
 
     def reach(self) -> np.ndarray:
@@ -212,14 +222,13 @@ class SpanningTreeBuilder:
     def _joint_round(self, zeros: bool) -> bool:
         """Use edges whose ends together lack exactly one unit."""
         for block, entry in enumerate(self.graph.blocks):
-            flat = np.arange(entry.numel)
-            if entry.numel > STAR:
+            flat = entry.places
+            if len(flat) > STAR:
                 # one line of scalars along every dimension shows every pair of ends up to a shift
                 steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
                 lines = zip(entry.shape, steps, strict=True)
-                flat = np.unique(np.concatenate([np.arange(n) * step for n, step in lines]))
-            if not isinstance(used := entry.used, slice):
-                flat = flat[used[flat]]
+                on_lines = np.concatenate([np.arange(n) * step for n, step in lines])
+                flat = np.intersect1d(flat, on_lines)
             parameter = self.graph.parameters[entry.name]
             if not zeros and has_values(parameter):
                 values = parameter.detach().reshape(-1)[torch.from_numpy(flat)]
@@ -313,3 +322,30 @@ class SpanningTreeBuilder:
             offset += rest % shape[d] * stride
             rest = rest // shape[d]
         return rows.flat(position, column) + offset, column, np.concatenate(scores)
+
+
+def tree_of_edges(
+    graph: Structure,
+    entering: bool,
+    edges: Mapping[int, np.ndarray],
+    dead: np.ndarray | None = None,
+) -> SpanningTree:
+    """The tree with given edges, block -> flat positions, which grows where all others are unused;
+    without ``dead`` (units without an edge) the weights say which are.
+
+    Raises:
+        InputError: they do not span all units.
+    """
+    blocks = []
+    for number, block in enumerate(graph.blocks):
+        others = torch.ones(block.shape, dtype=torch.bool)
+        others.view(-1)[torch.from_numpy(edges[number])] = False
+        blocks.append(replace(block, unused=others))
+    alone = replace(graph, blocks=tuple(blocks))
+    builder = SpanningTreeBuilder(alone, entering, "modulo", 0, blind=dead is not None, dead=dead)
+    if len(left := builder.reach()):
+        raise InputError(
+            f"The masks reach {graph.num_units - len(left)} of {graph.num_units} units of the"
+            " reduction graph, expected one edge for each; load masks of this architecture."
+        )
+    return builder.grown()

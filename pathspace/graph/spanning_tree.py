@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +10,7 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.values import has_values, require_values
+from ..models.values import require_values
 from .parts import signed_rows
 from .structure import Structure
 
@@ -83,63 +82,6 @@ class SpanningTree:
             rest=csr_array((count, count), dtype=np.int64),
             dead=np.zeros(count, bool),
         )
-
-    @classmethod
-    def of_edges(
-        cls,
-        graph: Structure,
-        entering: bool,
-        edges: Mapping[int, np.ndarray],
-        dead: np.ndarray | None = None,
-    ) -> SpanningTree:
-        """The tree with given edges, block -> flat positions; without ``dead`` (units without
-        an edge) the weights say which are.
-
-        Raises:
-            InputError: they do not span all units.
-        """
-        parts = [
-            np.stack([np.full(len(flat), block), flat, *graph.blocks[block].ends_at(flat)])
-            for block, flat in edges.items()
-        ]
-        source, index, tail, head = np.concatenate(parts, 1)
-        change, count = changes(graph, tail, head), graph.num_units + 1
-        tree = cls.without_edges(count)
-        reached, rounds, rest = np.arange(count) == 0, [], tree.rest
-        if dead is not None:
-            tree.dead[:] = dead
-            reached |= dead
-        while not reached.all():
-            units, chosen, own = single(change, reached)
-            if not len(units):
-                raise InputError(
-                    f"The masks reach {reached.sum() - 1} of {graph.num_units} units of the"
-                    " reduction graph, expected one edge for each; load masks of this architecture."
-                )
-            tree.block[units], tree.index[units] = source[chosen], index[chosen]
-            if graph.forms.shape[0]:
-                # (other factors of products stand apart, as in a tree that was grown)
-                tree.forward[units], tree.own[units] = True, own
-                rest = rest + other_factors(units, change[chosen], own)
-            else:
-                ahead = np.abs(head[chosen]) == units
-                near, far = (
-                    np.where(ahead, one[chosen], other[chosen])
-                    for one, other in ((head, tail), (tail, head))
-                )
-                tree.forward[units] = ahead == entering
-                tree.parent[units] = np.abs(far)
-                tree.own[units] = np.where(near < 0, -1, 1)
-                tree.other[units] = np.where(far < 0, -1, 1)
-            reached[units] = True
-            rounds.append(units)
-        tree = replace(tree, rounds=tuple(rounds), rest=csr_array(rest))
-        if dead is None and all(map(has_values, graph.parameters.values())):
-            zero = (tree.gather(graph) == 0).numpy()
-            for units in rounds:
-                others = abs(tree.rest[units]) @ tree.dead.astype(np.int64) > 0
-                tree.dead[units] = zero[units] | tree.dead[tree.parent[units]] | others
-        return tree
 
     def without(self, units: np.ndarray) -> SpanningTree:
         """The tree without units and all their descendants, which have the value 1."""

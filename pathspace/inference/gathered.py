@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from .relations import Relations, Solution
@@ -31,8 +30,6 @@ from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 Ends = tuple[Tensor, Tensor]
 # above this number of sums of scales, all rows share one scale, which is sound
 LARGEST = 1_000_000
-# scales in sums with more terms are fixed, which is sound
-TERMS = 3
 
 
 def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
@@ -67,7 +64,11 @@ def _differences(
                 places = np.full([1] * number.ndim, -2)
             else:
                 places = first + np.arange(rows).reshape(-1, *[1] * (number.ndim - 1))
-            units, where = _terms(solution, number, places, shared)
+            met, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
+            # (scales in sums of several are fixed, which is sound)
+            plain = met <= solution.units
+            shared[solution.forms[met[~plain] - solution.units - 1].indices + 1] = True
+            units, where = met[plain], where[plain]
             shared[units[(where == -2) | ((owner[units] != -1) & (owner[units] != where))]] = True
             owner[units] = where
             shared[units[owner[units] != where]] = True
@@ -77,40 +78,6 @@ def _differences(
     for ids in (*scales.cuts, *scales.approximate):
         normed |= solution.units_in(_looked_up(solution, distinct(ids)).numpy())
     return solution, normed
-
-
-def _terms(
-    solution: Solution, number: np.ndarray, places: np.ndarray, shared: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Base units and the place of each occurrence; mark those in long combinations as shared."""
-    classes, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
-    plain = classes <= solution.units
-    forms = solution.forms[classes[~plain] - solution.units - 1]
-    lengths = np.diff(forms.indptr)
-    inside = forms.indices + 1
-    shared[inside[np.repeat(lengths > TERMS, lengths)]] = True
-    return np.concatenate([classes[plain], inside]), np.concatenate(
-        [where[plain], np.repeat(where[~plain], lengths)]
-    )
-
-
-def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
-    """New ids for short combinations of others, one per form and column of ``units``."""
-    ids = system.fresh((forms.shape[0], units.shape[1]))
-    lengths = np.diff(forms.indptr)
-    for length in np.unique(lengths):
-        some = np.flatnonzero(lengths == length)
-        at = forms.indptr[some][:, None] + np.arange(length)
-        terms = (
-            units[torch.from_numpy(forms.indices[at]).long() + 1].movedim(-1, 1).reshape(-1, length)
-        )
-        whole = ids[torch.from_numpy(some)].reshape(-1, 1)
-        coefficients = np.repeat(forms.data[at], units.shape[1], 0)
-        ones = np.ones((len(coefficients), 1), np.int64)
-        system.relate_rows(
-            np.concatenate([ones, -coefficients], 1), torch.cat([whole, terms], 1).numpy()
-        )
-    return ids
 
 
 @dataclass
@@ -126,14 +93,6 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
-    lengths = np.diff(solution.forms.indptr)
-    kept = np.where(lengths > TERMS, 0, lengths)
-    short = solution.forms[np.flatnonzero(kept)]
-    derived = torch.zeros(len(lengths), dtype=torch.long)
-    derived[torch.from_numpy(np.flatnonzero(kept))] = _combinations(
-        system, short, units[:, None]
-    ).reshape(-1)
-    units = torch.cat([units, derived])
     cells: dict[str, tuple[Tensor, Tensor]] = {}
     for name, ends in virtual.items():
         table = scales.gathers[name].table
@@ -161,7 +120,7 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
                 system.unify(new[i], cells[table][i].expand(1, *both[i]))
         cells[table] = (new[0], new[1])
     differences = system.resolve()
-    normed = differences.classes[units[: solution.units + 1].numpy()[taken]]
+    normed = differences.classes[units.numpy()[taken]]
     return _Template(cells, differences, differences.units_in(normed))
 
 
@@ -213,11 +172,7 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
         for ids, row in zip(template.cells[scales.gathers[name].table], own, strict=True):
             number = _looked_up(template.solution, ids).abs()
             wide = row.expand(number.shape).reshape(-1)
-            number = torch.where(
-                (wide == NEUTRAL) | (number.reshape(-1) > template.solution.units),
-                0,
-                number.reshape(-1),
-            )
+            number = torch.where(wide == NEUTRAL, 0, number.reshape(-1))
             values, places = np.unique(number.numpy(), return_index=True)
             new = ~anchored[values]
             anchored[values] = True
@@ -230,48 +185,23 @@ def _class(known: Tensor, ids: Tensor) -> Tensor:
 
 
 class _Fresh:
-    """Ids of every difference and combination, one for each row of the tables with it."""
+    """Ids of every difference, one for each row of the tables with it."""
 
     def __init__(self, scales: Scales, template: _Template) -> None:
-        count, forms = template.solution.units, template.solution.forms
-        lengths = np.diff(forms.indptr)
-        need = np.zeros(count + 1 + len(lengths), np.int64)
+        self._need = np.zeros(template.solution.units + 1, np.int64)
         for table, cells in template.cells.items():
-            met = np.unique(
-                torch.cat([_looked_up(template.solution, ids).reshape(-1) for ids in cells])
-                .abs()
-                .numpy()
-            )
-            need[met] = np.maximum(need[met], scales.shapes[table][0])
-        np.maximum.at(need, forms.indices + 1, np.repeat(need[count + 1 :], lengths))
-        need[0] = 0
-        self._place = np.zeros(len(need), np.int64)
-        self._need, self._blocks = need, dict[int, Tensor]()
-        long = np.zeros(count + 1, bool)
-        long[forms[np.flatnonzero(lengths > TERMS)].indices + 1] = True
-        for rows in np.unique(need[need > 0]).tolist():
-            some = np.flatnonzero(need[: count + 1] == rows)
+            for ids in cells:
+                met = np.unique(_looked_up(template.solution, ids).abs().numpy())
+                self._need[met] = np.maximum(self._need[met], scales.shapes[table][0])
+        self._need[0] = 0
+        self._place = np.zeros(len(self._need), np.int64)
+        self._blocks = dict[int, Tensor]()
+        for rows in np.unique(self._need[self._need > 0]).tolist():
+            some = np.flatnonzero(self._need == rows)
             ids = scales.equations.fresh((len(some), rows))
             if template.normed[some].any():
                 scales.approximate.append(ids[torch.from_numpy(template.normed[some])])
-            # fix units of long combinations, which is sound; an exact
-            # treatment would be too expensive
-            shut = ids[torch.from_numpy(long[some])]
-            scales.equations.unify(shut, torch.zeros_like(shut))
             self._place[some], self._blocks[rows] = np.arange(len(some)), ids
-        for rows in list(self._blocks):
-            derived = np.flatnonzero(need[count + 1 :] == rows)
-            short = derived[lengths[derived] <= TERMS]
-            used = np.unique(forms[short].indices)
-            units = torch.cat([torch.zeros(1, rows, dtype=torch.long), self._rows(used + 1, rows)])
-            made = torch.zeros(len(derived), rows, dtype=torch.long)
-            if len(short):
-                wanted = torch.from_numpy(lengths[derived] <= TERMS)
-                made[wanted] = _combinations(
-                    scales.equations, csr_array(forms[short][:, used]), units
-                )
-            self._place[count + 1 + derived] = len(self._blocks[rows]) + np.arange(len(derived))
-            self._blocks[rows] = torch.cat([self._blocks[rows], made])
 
     def _rows(self, numbers: np.ndarray, rows: int) -> Tensor:
         result = torch.zeros(len(numbers), rows, dtype=torch.long)

@@ -79,13 +79,8 @@ def _rows(tokens: fx.Node) -> int:
 
 def graph_outputs(captured: Captured, found: Any) -> list[Tensor]:
     """The tensors among the results of a graph that the model returns."""
-    return [
-        leaf
-        for number, leaf in enumerate(pytree.tree_leaves(found))
-        if number >= captured.updates
-        and number not in captured.written
-        and isinstance(leaf, Tensor)
-    ]
+    own = captured.without_updates(pytree.tree_leaves(found))
+    return [leaf for leaf in own if isinstance(leaf, Tensor)]
 
 
 class DoubleRun(fx.Interpreter):

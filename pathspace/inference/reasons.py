@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components
+from scipy.sparse.csgraph import breadth_first_order, connected_components, dijkstra
 from torch import Tensor
 
 from .assemble import Ends
@@ -240,26 +240,18 @@ class Chains:
         )
         count = 2 * self._size
         graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(count, count)).tocsr()
+        self._graph = graph
         _, self._label = connected_components(graph, directed=False)
         order, before = breadth_first_order(graph, 0, directed=False, return_predecessors=True)
         self._before = np.full(count, -1, np.int64)
         self._before[order] = before[order]
         self._before[0] = 0
-        self._depth = np.full(count, -1, np.int64)
-        self._depth[0] = 0
-        # predecessors come first in the order
-        for level in _levels(order, self._before):
-            self._depth[level] = self._depth[self._before[level]] + 1
         # the step of an edge, in either direction
         low, high = np.minimum(rows, columns), np.maximum(rows, columns)
         step = np.concatenate([self._step, self._step, [-1]])
         key = low * count + high
         first = np.argsort(key, kind="stable")
         self._keys, self._of_key = key[first], step[first]
-
-    def _fixed(self, ids: np.ndarray) -> np.ndarray:
-        result: np.ndarray = self._before[2 * np.abs(ids)] >= 0
-        return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
         """Add equations that follow from relations and opposite scales; whether there are any."""
@@ -271,6 +263,8 @@ class Chains:
             _, first = np.unique(plus[turned], return_index=True)
             own = turned[first]
             new.append((own, np.zeros_like(own), np.full(len(own), self._opposite())))
+        # (how far each is from the root, or infinitely far)
+        far = dijkstra(self._graph, directed=False, indices=0, unweighted=True) if rows else root
         lead = np.minimum(plus, minus)
         sign = np.where(plus <= minus, 1, -1)
         for coefficients, ids, step in rows:
@@ -287,7 +281,8 @@ class Chains:
             single = np.flatnonzero(terms == 1)
             own = ids[single, (c[single] != 0).argmax(1)]
             # the link to the root goes through the term that was fixed last
-            depth = np.where(self._fixed(ids[single]), self._depth[2 * np.abs(ids[single])], -1)
+            depth = far[2 * np.abs(ids[single])]
+            depth = np.where(np.isinf(depth), -1, depth)
             other = np.where(depth.max(1) >= 0, ids[single, depth.argmax(1)], 0)
             new.append((np.abs(own), np.abs(other), np.full(len(own), step)))
             pair = np.flatnonzero(terms == 2)
@@ -347,17 +342,3 @@ class Chains:
                     chain.append(self.steps[number])
             found.append((tuple(chain), int(counts[place])))
         return found
-
-
-def _levels(order: np.ndarray, before: np.ndarray) -> Iterable[np.ndarray]:
-    """The nodes of a breadth-first order, level by level, without the first."""
-    position = np.full(len(before), -1, np.int64)
-    position[order] = np.arange(len(order))
-    parents = position[before[order[1:]]]
-    start, end = 1, 1
-    while end < len(order):
-        # children of [.., end): parents come in rising order
-        start, end = end, 1 + int(np.searchsorted(parents, end))
-        if start == end:
-            break
-        yield order[start:end]

@@ -133,27 +133,11 @@ class Relations(UnionFind):
         if (ids < 0).any():
             signed = signed * np.sign(ids)
         coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
-        # most relations are now equations (a factor is fixed), which need no further arithmetic
-        count = ((coefficients != 0) & (variables != 0)).sum(1)
-        easy = count == 1
-        zero = variables[easy][coefficients[easy] != 0] if easy.any() else np.zeros(0, np.int64)
-        places = np.argsort(coefficients[count == 2] == 0, 1, kind="stable")[:, :2]
-        c, v = (
-            np.take_along_axis(array[count == 2], places, 1) for array in (coefficients, variables)
-        )
-        differ = (np.abs(c[:, 0]) == np.abs(c[:, 1])) & (v[:, 0] != v[:, 1])
-        rest = count > 2
-        rest[np.flatnonzero(count == 2)[~differ]] = True
         more = ((0, 0), (0, WIDTH - width))
         coefficients, variables = simplified(
-            *(np.pad(part[rest], more) for part in (coefficients, variables))
+            *(np.pad(part, more) for part in (coefficients, variables))
         )
-        # combining like terms may give further equations
         left, right, done = equations(coefficients, variables)
-        left = np.concatenate([zero, v[differ, 0], left])
-        right = np.concatenate(
-            [np.zeros_like(zero), -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]), right]
-        )
         return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -79,16 +79,14 @@ class UnionFind:
         if (both := self._star(left, right)) is not None:
             found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
             return _concatenated(found) if found else None
-        pairs = self._marked(left, right)
-        if pairs is None:
-            # (numpy is quicker on few numbers)
-            one, other = left.numpy(), right.numpy()
-            keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
-            pairs = one[keep], other[keep]
-            if len(pairs[0]) > MOST_REPEATED and self.size < 2**31:
-                # unique numbers, each made of both ids, are found much faster than unique columns
-                key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
-                pairs = key >> 32, (key & (2**32 - 1)) - 2**31
+        # (numpy is quicker on few numbers)
+        one, other = left.numpy(), right.numpy()
+        keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
+        pairs = one[keep], other[keep]
+        if len(pairs[0]) > MOST_REPEATED and self.size < 2**31:
+            # unique numbers, each made of both ids, are found much faster than unique columns
+            key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
+            pairs = key >> 32, (key & (2**32 - 1)) - 2**31
         if not len(pairs[0]):
             return None
         self._pairs.append(pairs)
@@ -130,24 +128,6 @@ class UnionFind:
         table[flat] = True
         found = table.nonzero().reshape(-1)
         return torch.where(found < self.size, found, 2 * self.size - found)
-
-    def _marked(self, left: Tensor, right: Tensor) -> Pairs | None:
-        """Distinct pairs of many ids and few, by a table; ``None`` if sorting is faster."""
-        if left.numel() <= 4096:
-            return None
-        many, few = left, distinct(right)
-        if distinct(left).numel() < few.numel():
-            many, few = right, distinct(left)
-        slots = 2 * self.size
-        if many.numel() <= 4096 or slots * few.numel() > 4 * many.numel():
-            return None
-        number = torch.arange(few.numel()).reshape(few.shape).expand(many.shape)
-        table = torch.zeros(few.numel(), slots, dtype=torch.bool)
-        table[number, torch.where(many == NEUTRAL, slots, many + self.size) - 1] = True
-        which, place = table.nonzero(as_tuple=True)
-        one, other = place + 1 - self.size, few.reshape(-1)[which]
-        keep = (place < slots - 1) & (one != other) & (other != NEUTRAL)
-        return one[keep].numpy(), other[keep].numpy()
 
     def solve(self) -> np.ndarray:
         """The signed class of every id, 0 for the root's, +-1, +-2, ... for the others."""

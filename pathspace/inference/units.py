@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array, vstack
@@ -23,8 +21,6 @@ from .values import NEUTRAL, distinct, has_zeros
 Pair = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
 TOO_HIGH = "this scale is a power above 2^31 of another"
-# pairs of ids that wait for one unification
-MOST_WAITING = 1 << 20
 
 
 def build_graph(
@@ -44,7 +40,7 @@ def build_graph(
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    solution = _divided(_named(solution, spoken, scales), spoken, scales)
+    solution = _named(solution, spoken, scales)
     while True:
         graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
@@ -106,8 +102,7 @@ def _graph(
             aliases.setdefault(first, []).append(name)
     blocks, beyond = [], {}
     own = {name: raw[name].here() for name in captured.parameters if name in raw}
-    solved = iter(_lookup_all(classes, [ids for pair in own.values() for ids in pair]))
-    for name, (tail, _) in own.items():
+    for name, (tail, head) in own.items():
         unused = tail == NEUTRAL if has_zeros(tail) else None
         if unused is not None:
             beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
@@ -115,8 +110,8 @@ def _graph(
             WeightBlock(
                 name=name,
                 shape=scales.shapes[name],
-                tail=shrink(next(solved)),
-                head=shrink(next(solved)),
+                tail=shrink(lookup(classes, tail)),
+                head=shrink(lookup(classes, head)),
                 unused=unused,
                 aliases=tuple(aliases.get(name, ())),
                 shift=scales.shifts.get(name, 0.0),
@@ -147,34 +142,13 @@ def _graph(
     )
 
 
-def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
-    if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
-        return [lookup(classes, ids) for ids in raw]
-    found = _flat_lookup(classes, raw).split([ids.numel() for ids in raw])
-    return [part.view(ids.shape) for part, ids in zip(found, raw, strict=True)]
-
-
-def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
-    return lookup(classes, torch.cat([ids.reshape(-1) for ids in raw]))
-
-
-def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
-    """Classes with equal products as the first of them, and a number for each."""
-    # rows with equal products with two random vectors (modulo 2^64) are equal, almost certainly
-    directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
-    derived = solution.forms @ directions
-    number = torch.from_numpy(np.concatenate([[0], directions[:, 0], derived[:, 0]]))
-    if not solution.forms.shape[0]:
-        return classes, number
-    _, first, place = np.unique(derived, axis=0, return_index=True, return_inverse=True)
-    start = solution.units + 1
-    ids = np.concatenate([np.arange(start), start + first[place.reshape(-1)]])
-    return torch.from_numpy(ids)[classes.abs()] * classes.sign(), number
-
-
 def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
     """Tail and head of all scalars of a parameter, including those that only larger inputs use."""
-    classes, number = _alike(classes, solution)
+    # classes of equal products have equal numbers (modulo 2^64), others almost certainly not
+    directions = np.random.default_rng(0).integers(1, 2**62, solution.units)
+    number = torch.from_numpy(
+        np.concatenate([[0], directions, np.asarray(solution.forms @ directions)])
+    )
     pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
     (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
     tail, head = tail.expand(shape), head.expand(shape)
@@ -184,25 +158,6 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
         factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
         tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
     return distinct(tail), distinct(head)
-
-
-def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """Units that occur only as multiples, such as squares of a root, by their common divisor."""
-    count = solution.units
-    if not solution.forms.shape[0]:
-        return solution
-    columns = np.abs(csr_array(solution.forms.T).tocsr())
-    common = np.ones(count, np.int64)
-    filled = np.flatnonzero(np.diff(columns.indptr))
-    common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
-    classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts]
-    common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
-    if (common == 1).all():
-        return solution
-    forms = csr_array(solution.forms.copy())
-    forms.data = forms.data // common[forms.indices]
-    return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
 
 
 def _stuck(graph: Structure) -> np.ndarray:
@@ -241,18 +196,9 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
     if solution.forms.shape[0]:
-        _define(system, solution, _lookup_all(classes, [ids for pair in raw for ids in pair]))
-    waiting, count = [], 0
+        _define(system, solution, [lookup(classes, ids) for pair in raw for ids in pair])
     for tail, head in raw:
-        if not _crossed(tail, head) or has_zeros(tail):
-            _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
-            continue
-        waiting.append((tail, head))
-        count += tail.numel() + head.numel()
-        if count > MOST_WAITING:
-            _connect_all(system, classes, waiting)
-            waiting, count = [], 0
-    _connect_all(system, classes, waiting)
+        _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
     kernel = system.resolve()
     if kernel.units == 0:
         return np.zeros(0, np.int64)
@@ -261,22 +207,6 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     chosen = first[(own > 0) & (own <= kernel.units)]
     # if there are no such variables, fix one unit and repeat
     return chosen if len(chosen) else first[own > 0][:1]
-
-
-def _crossed(tail: Tensor, head: Tensor) -> bool:
-    return all(1 in sizes for sizes in zip(tail.shape, head.shape, strict=True))
-
-
-def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
-    """Unify all scales at the ends of each weight, for all together."""
-    if not pairs:
-        return
-    ends = [ids for pair in pairs for ids in pair]
-    sizes = np.array([ids.numel() for ids in ends])
-    every = _flat_lookup(classes, ends).numpy()
-    # the other end of the same weight has the next or the last number
-    first = every[(np.cumsum(sizes) - sizes)[np.arange(len(ends)) ^ 1]]
-    system.unify(torch.from_numpy(np.repeat(first, sizes)), torch.from_numpy(every))
 
 
 def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:

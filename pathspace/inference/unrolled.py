@@ -9,7 +9,6 @@ sequence of scalar weights on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import lcm, prod
 
@@ -58,6 +57,8 @@ class Unrolled(Semantics):
         self._choices: dict[tuple[object, ...], int] = {}
         # whether the rows that one index chooses meet those of all others
         self.rows_meet = True
+        # position of a scalar -> the number of its edge in the reduction graph, or -1
+        self.number = np.zeros(0, np.int64)
         # factors of products, by the number in their arrival
         self.pairs: list[tuple[int, ...]] = []
 
@@ -239,7 +240,12 @@ class Unrolled(Semantics):
         """No step stands for others, which have nodes of their own."""
         return False
 
-    def count(self) -> int:
+    def edges(self, walk: tuple[int, ...]) -> list[int]:
+        """Edge numbers of a walk in the reduction graph."""
+        return [int(self.number[position]) for position in walk]
+
+    @property
+    def num_paths(self) -> int:
         """Number of paths; those through different nodes count separately."""
         ways = [1] + [0] * (len(self.arrivals) - 1)
         for node in range(1, len(self.arrivals)):
@@ -286,28 +292,7 @@ class Unrolled(Semantics):
                     stack.append((rest if before == ROOT else (*rest, before), (edge, *tail)))
 
 
-@dataclass(frozen=True)
-class UnrolledNetwork:
-    """The unrolled network of a captured model; a walk is a sequence of positions of scalars."""
-
-    semantics: Unrolled
-    number: np.ndarray
-
-    @property
-    def num_paths(self) -> int:
-        """Number of paths; an upper bound if several walks pass the same weights."""
-        return self.semantics.count()
-
-    def walks(self) -> Iterator[tuple[int, ...]]:
-        """Sequences of positions of scalars, from the root to a fixed scale."""
-        return self.semantics.walks()
-
-    def edges(self, walk: tuple[int, ...]) -> list[int]:
-        """Edge numbers of a walk in the reduction graph."""
-        return [int(self.number[position]) for position in walk]
-
-
-def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
+def unroll(graph: Structure, max_steps: int | None = None) -> Unrolled:
     """Interpret the graph again, with separate nodes for time steps and repeated calls."""
     semantics, _ = interpret(
         graph.captured,
@@ -319,4 +304,5 @@ def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
     number = np.full(total, -1, np.int64)
     for i, block in enumerate(graph.blocks):
         number[semantics.offsets[block.name] + block.places] = graph.edge_numbers(i, block.places)
-    return UnrolledNetwork(semantics, number)
+    semantics.number = number
+    return semantics

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ..errors import UnsupportedError
 from .isolation import replaced
 
 # where the functional normalisations take their eps
@@ -144,23 +143,6 @@ def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()
     ]
     with replaced(*changed), NoEps(tiny, folded_eps):
         yield len(changed)
-
-
-@contextmanager
-def never_recomputed() -> Iterator[None]:
-    """A context in which checkpointed functions are refused where gradients are taken.
-
-    What is recomputed runs with the weights, buffers and hooks that the model has by then: other
-    ones than in the forward pass if they were replaced for that pass alone.
-    """
-    words = "checkpointed functions would run again with other weights"
-    try:
-        with torch.autograd.graph.disable_saved_tensors_hooks(words):
-            yield
-    except RuntimeError as error:
-        if str(error) != words:
-            raise
-        raise UnsupportedError(f"In a backward pass {words}; switch checkpointing off.") from error
 
 
 DETACH = frozenset({torch.Tensor.detach, torch.detach})

@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 from ..errors import CaptureError, InputError, first_line
 from .inputs import describe_inputs, mistaken_input
 from .isolation import quiet
-from .stand_in import repeatable, stand_in
+from .nested import mapped
+from .stand_in import stand_in
 from .walk import every_path, every_tensor
 
 # packages whose code is not the user's
@@ -87,7 +88,8 @@ def check_runs(
         kwargs: inputs by keyword.
         copy: what to run; by default a copy with the values of the model.
     """
-    copy = repeatable(stand_in(model, share_tensors=False)) if copy is None else copy
+    copy = stand_in(model, share_tensors=False) if copy is None else copy
+    args, kwargs = mapped(torch.Tensor.clone, (tuple(args), dict(kwargs)))
     known = {name for name, _ in copy.named_parameters()}
     try:
         # (models may differentiate in forward)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import sys
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +14,7 @@ from torch import Tensor, nn
 
 from .isolation import random_kept
 from .values import has_values
-from .walk import REGISTERED, SIMPLE, every_module
-
-# of every module: its attributes, what they were, and copies of its containers
-Attributes = list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]]
+from .walk import SIMPLE, every_module
 
 
 def plain_tensors(model: nn.Module) -> list[Tensor]:
@@ -84,37 +79,3 @@ def _cached_functions(_: int) -> list[Any]:
     kind = type(functools.lru_cache(len))
     found = (each for each in gc.get_objects() if type(each) is kind)
     return [f for f in found if (f.__module__ or "").partition(".")[0] not in WITHOUT_TENSORS]
-
-
-def generator_states(model: nn.Module) -> list[tuple[torch.Generator, Tensor]]:
-    """The generators that modules hold, and their states."""
-    return [
-        (value, value.get_state())
-        for module in every_module(model)
-        for value in vars(module).values()
-        if type(value) is torch.Generator
-    ]
-
-
-def save_attributes(model: nn.Module) -> Attributes:
-    """What every module holds besides what it has registered, for :func:`restore_attributes`."""
-    before = []
-    for part in every_module(model):
-        kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
-        filled = [value for value in kept.values() if type(value) in (list, dict, set, OrderedDict)]
-        before.append((vars(part), kept, [(value, copy.copy(value)) for value in filled]))
-    return before
-
-
-def restore_attributes(before: Attributes) -> None:
-    """Give modules back the attributes they had, with containers of the same contents."""
-    for held, kept, containers in before:
-        for key in held.keys() - kept.keys() - set(REGISTERED):
-            del held[key]
-        held.update(kept)
-        for value, content in containers:
-            # (torch iterates over ordered dictionaries of hooks while it calls them)
-            if type(value) is OrderedDict and value.keys() == content.keys():
-                continue
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(content)

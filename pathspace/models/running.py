@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from .copies import safe_deepcopy
 from .isolation import quiet, seed_torch, torch_kept
 from .modes import as_written, precision
 from .nested import leaves, mapped, real_leaves
-from .walk import every_tensor, holders
+from .walk import holders, tensors_of
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
@@ -93,7 +94,10 @@ def run_forward(
     same numbers every time.
     """
     recorder = Activations()
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if sum(parameter.numel() for parameter in model.parameters()) <= LARGE:
+        # (some models write into their weights, as those with a constraint of their norm)
+        own |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     # models that differentiate in their forward ask for gradients by their parameters
     wanted = {
         name
@@ -101,11 +105,12 @@ def run_forward(
         if parameter.requires_grad
     }
     given = {
-        n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()
+        name: tensor.detach().requires_grad_() if name in wanted else tensor
+        for name, tensor in (own | dict(weights or {})).items()
     }
     with quiet(), computing_in(precision(model)), torch.no_grad(), as_written(), recorder:
         seed_torch(seed)
-        outputs = evaluate(model, {**buffers, **given}, args, kwargs)
+        outputs = evaluate(model, given, args, kwargs)
     parts = [leaf.detach().reshape(-1).double() for leaf in real_leaves(outputs)]
     joined = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     return ForwardRun(joined, recorder.seen, frozenset(recorder.types))
@@ -199,37 +204,29 @@ def evaluate(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """``torch.func.functional_call`` for every model: torch's own leaves a module that is held
-    under two names changed, does not find a module of the name of a method, and does not look
-    into modules and tensors in lists.
+    """Run a copy of a model with the model's tensors, or others in their place: neither attributes,
+    hooks and generators of its modules nor the inputs are changed.
 
-    A shared tensor is replaced everywhere, whichever of its names is given.
+    A shared tensor is replaced everywhere, also in lists, whichever of its names is given.
 
     Example:
         >>> import torch
         >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> twice = torch.nn.ModuleDict({"a": layer, "b": layer})
-        >>> twice.forward = lambda x: twice["b"](twice["a"](x))
-        >>> evaluate(twice, {"a.weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),))
+        >>> twice = torch.nn.Sequential(layer, layer)
+        >>> evaluate(twice, {"0.weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),))
         tensor([[9.]])
-        >>> layer.weight is twice["a"].weight and type(layer.weight) is torch.nn.Parameter
+        >>> layer.weight is twice[1].weight and type(layer.weight) is torch.nn.Parameter
         True
     """
-    given = {
-        id(tensor): tensors[name]
-        for kind in ("_parameters", "_buffers")
-        for name, tensor in every_tensor(model, kind).items()
-        if name in tensors
-    }
-    places = replacements(model, given)
-    before = [held[key] for held, key, _ in places]
-    try:
-        for held, key, value in places:
-            held[key] = value
-        return model(*args, **(kwargs or {}))
-    finally:
-        for (held, key, _), value in zip(places, before, strict=True):
-            held[key] = value
+    held = {id(tensor): tensor for tensor in tensors_of(model).values()}
+    for name, tensor in tensors_of(model).items():
+        if name in tensors:
+            held[id(tensor)] = tensors[name]
+    # (modes would see how the tensors of attributes are copied)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        copy = safe_deepcopy(model, replaced=held)
+    args, kwargs = mapped(Tensor.clone, (tuple(args), dict(kwargs or {})))
+    return copy(*args, **kwargs)
 
 
 def replacements(

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .copies import safe_deepcopy
-from .nested import leaves, mapped
-from .restored_globals import (
-    Attributes,
-    generator_states,
-    restore_attributes,
-    save_attributes,
-)
+from .nested import leaves
 from .values import unsharded
-from .walk import every_module, module_at
+from .walk import every_module
 
 
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
@@ -77,38 +70,6 @@ def outputs_of(outputs: Any) -> tuple[Any, ...]:
         outputs.close()
         raise TypeError("forward returned a coroutine, expected tensors")
     return tuple(leaves(outputs))
-
-
-def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
-    """Restore a stand-in after each call: its inputs, generators and the attributes of its modules.
-
-    Calls write into copies of the parameters whose names are ``written``.
-    """
-    split = [name.rpartition(".")[::2] for name in written]
-    places = [(module_at(twin, path), key) for path, key in split]
-    own: list[Any] = []
-    generators = generator_states(twin)
-    before: list[Attributes] = []
-
-    def again(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        own[:] = [owner._parameters[key] for owner, key in places]
-        for (owner, key), tensor in zip(places, own, strict=True):
-            owner._parameters[key] = tensor.clone()
-        for generator, state in generators:
-            generator.set_state(state)
-        before[:] = [save_attributes(twin)]
-        return mapped(Tensor.clone, (args, kwargs))
-
-    def restored(_module: nn.Module, _args: Any, _outputs: Any) -> None:
-        for (owner, key), tensor in zip(places, own, strict=True):
-            owner._parameters[key] = tensor
-        for kept in before:
-            restore_attributes(kept)
-        before.clear()
-
-    twin.register_forward_pre_hook(again, prepend=True, with_kwargs=True)
-    twin.register_forward_hook(restored, always_call=True)
-    return twin
 
 
 def switch_off_caches(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import InputError, expect_arguments
 from ..files.tensor_files import StoredTensor, TensorFile, as_bytes, write
 from ..files.writing import existing_file, replacing
-from ..graph.spanning_tree import SpanningTree
+from ..graph.growing import tree_of_edges
 from ..graph.structure import Structure
 from .skeleton import Skeleton
 
@@ -90,10 +90,10 @@ class Masks(dict[str, dict[str, Tensor]]):
                     for number, block in enumerate(graph.blocks)
                 }
             )
-        tree_in = SpanningTree.of_edges(graph, True, found[0])
+        tree_in = tree_of_edges(graph, True, found[0])
         # (with products of scales, one tree serves both directions)
         one = bool(graph.forms.shape[0])
-        tree_out = tree_in if one else SpanningTree.of_edges(graph, False, found[1])
+        tree_out = tree_in if one else tree_of_edges(graph, False, found[1])
         rule, seed = self.header.get("rule", "modulo"), int(self.header.get("seed", 0))
         return Skeleton(graph, tree_in, tree_out, rule, seed)
 

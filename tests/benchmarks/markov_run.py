@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
 from pathspace.diagnostics.chain.observer import NodeTensors
-from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.training import penalise_
+from pathspace.training.experiments.json_lines import append_lines, read_lines
 from pathspace.training.experiments.tasks.fetched import fashion_splits
 
 lemmas = notebook("chain_lemmas")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from pathspace import InputError
-from pathspace.files.json_lines import append_lines, read_lines
+from pathspace.training.experiments.json_lines import append_lines, read_lines
 from pathspace.training.experiments.reproduce import (
     Setting,
     leaderboard,

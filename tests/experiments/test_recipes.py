@@ -18,8 +18,8 @@ import torch
 from rich.console import Console
 
 from pathspace.errors import InputError
-from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.data import fetched
+from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting

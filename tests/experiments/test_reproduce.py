@@ -30,8 +30,8 @@ from training_command import call, flat
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.errors import InputError
-from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.recipe import Recipe, optimizer_kind, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting

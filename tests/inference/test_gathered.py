@@ -253,7 +253,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Sample], int]] = {
     "experts": (lambda: Experts("one"), vectors, EXPERTS * HIDDEN),
     "two experts": (lambda: Experts("top2"), vectors, EXPERTS * HIDDEN),
     "experts with bias": (lambda: Experts("bias"), vectors, EXPERTS * HIDDEN),
-    "gated experts": (lambda: Experts("gate"), vectors, 2 * EXPERTS * HIDDEN),
+    # (a gate and what it multiplies: all rows share these scales)
+    "gated experts": (lambda: Experts("gate"), vectors, 2 * HIDDEN),
     "shared output": (lambda: Experts("shared"), vectors, HIDDEN),
     "full experts pass": (lambda: Experts("capacity"), vectors, EXPERTS * HIDDEN),
     "one expert's units read by another": (lambda: Experts("swapped"), vectors, HIDDEN),
@@ -268,7 +269,6 @@ CLOSED = (
     "cosines",
     "two indices",
     "experts",
-    "gated experts",
     "tied",
     "positions",
 )

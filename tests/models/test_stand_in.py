@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.models.stand_in import repeatable, stand_in
+from pathspace.models.running import evaluate
+from pathspace.models.stand_in import stand_in
 
 
 class Hooked(nn.Module):
@@ -39,9 +40,9 @@ def hooks(model: nn.Module) -> list[int]:
 def test_a_hook_that_a_run_installs_is_installed_once() -> None:
     torch.manual_seed(0)
     model, x = Hooked(), torch.randn(2, 3)
-    twin = repeatable(stand_in(model, share_tensors=False))
+    twin = stand_in(model, share_tensors=False)
     before = hooks(twin)
-    outputs = [twin(x)[0] for _ in range(3)]
+    outputs = [evaluate(twin, {}, (x,))[0] for _ in range(3)]
     assert hooks(twin) == before and all(torch.equal(output, outputs[0]) for output in outputs)
     assert torch.equal(outputs[0], model(x))
 
@@ -72,8 +73,8 @@ class Filling(nn.Module):
 
 def test_containers_are_as_they_were_before_the_run() -> None:
     model, x = Filling(), torch.ones(1, 3)
-    twin = repeatable(stand_in(model))
-    outputs = [twin(x)[0] for _ in range(3)]
+    twin = stand_in(model)
+    outputs = [evaluate(twin, {}, (x,))[0] for _ in range(3)]
     assert all(torch.equal(output, outputs[0]) for output in outputs)
     assert (twin.kept, twin.names, twin.rows) == ({"runs": 0, "last": None}, {"start"}, [])
     assert (model.kept["runs"], model.names, model.rows) == (0, {"start"}, [])

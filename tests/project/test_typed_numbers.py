@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 from scipy.stats import ttest_rel
 
-from pathspace.files.json_lines import read_lines
+from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.page_figures import figures, reported
 from pathspace.training.experiments.reproduce.recipes import load_cells

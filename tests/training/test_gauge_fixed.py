@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.gauge.moves import move_, move_together_
+from pathspace.gauge.moves import move_
 from pathspace.training import GaugeFixed
 from pathspace.training.optim import canonical_gauge
 from pathspace.training.optim.canonical_gauge import Side
+from pathspace.training.optim.gauge_moves import move_together_
 from pathspace.training.optim.sweeps import _width
 
 

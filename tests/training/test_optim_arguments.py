@@ -311,6 +311,7 @@ CALLS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "plain": lambda layer, h: 2 * layer(h),
     "function": lambda layer, h: Doubled.apply(layer(h)),
     "retained": keep_grad,
+    "checkpointed": lambda layer, h: 2 * checkpoint(layer, h, use_reentrant=False),
 }
 
 
@@ -323,12 +324,6 @@ def test_path_sgd_steps_through_whatever_can_be_differentiated(name: str) -> Non
         ends.append([parameter.detach() for parameter in model.parameters()])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-def test_path_sgd_refuses_checkpointing() -> None:
-    model = Through(lambda layer, h: checkpoint(layer, h, use_reentrant=False)).double()
-    with pytest.raises(ps.UnsupportedError, match="switch checkpointing off"):
-        step(model, PathSGD(model.named_parameters(), 0.01, model=model, example=(X[:1],)))
 
 
 def test_path_sgd_names_what_has_no_second_derivative() -> None:

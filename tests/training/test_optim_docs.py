@@ -11,8 +11,8 @@ from benchmarks.__main__ import in_markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
 
-from pathspace.files.json_lines import read_lines
 from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.reproduce import Setting, leaderboard, leaderboard_run
 from pathspace.training.experiments.reproduce.markdown import markdown_table
 from pathspace.training.experiments.reproduce.record import Record, Table

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
+
+from .names import expect_known
 
 MARGIN = 4
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
 from pathspace.files.writing import make_folder
+
+from .names import expect_known
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError, did_you_mean
 
 TASKS = (
     *("bible-characters", "bible-words", "catalogue", "catalogues", "cifar10", "cifar100"),
@@ -113,3 +114,28 @@ def experiments_help() -> str:
     return ", ".join(
         f"{name} ({one['summary']}; {one['minutes']})" for name, one in texts().items()
     )
+
+
+def expect_known(what: str, name: str, names: Iterable[str]) -> None:
+    """Refuse a name that does not exist.
+
+    Args:
+        what: what it names, for the sentence.
+        name: what was given.
+        names: what there is.
+
+    Raises:
+        InputError: the name is not one of them.
+
+    Example:
+        >>> expect_known("data set", "bibel", ["bible"])
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: There is no data set 'bibel' (did you mean bible?); choose one of: bible.
+    """  # noqa: E501
+    names = list(names)
+    if name not in names:
+        raise InputError(
+            f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of:"
+            f" {', '.join(names)}."
+        )

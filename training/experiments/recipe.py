@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.errors import InputError, expect_known, expect_numbers
+from pathspace.errors import InputError, expect_numbers
 from pathspace.paths.skeleton import Skeleton
 
 from ..optim import GSGD, GAdam, PathSGD, init_skeleton_
+from .names import expect_known
 from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from .task import Task
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
+
+from .names import expect_known
 
 
 @dataclass(frozen=True)

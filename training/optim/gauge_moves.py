@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from pathspace.gauge.moves import move_, move_together_, moved
+from pathspace.gauge.moves import move_, moved
 from pathspace.gauge.transport import transported
 from pathspace.graph.structure import Structure
 
@@ -225,3 +225,14 @@ def written(tensor: Tensor) -> tuple[int, int]:
 
 
 __all__ = ["GaugeMoves", "written"]
+
+
+def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> None:
+    """:func:`move_` for many short tensors as one vector, which is far quicker."""
+    for kind in {tensor.dtype for tensor, _ in pairs}:
+        some = [(tensor, factor) for tensor, factor in pairs if tensor.dtype == kind]
+        factors = torch.cat([factor.expand(tensor.shape).reshape(-1) for tensor, factor in some])
+        values = torch.cat([tensor.detach().reshape(-1) for tensor, _ in some])
+        after = moved(values, factors, torch.ones_like(factors), constant)
+        for (tensor, _), part in zip(some, after.split([t.numel() for t, _ in some]), strict=True):
+            tensor.copy_(part.view(tensor.shape))

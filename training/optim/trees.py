@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.graph.spanning_tree import SpanningTree
+from pathspace.graph.growing import tree_of_edges
 from pathspace.paths.skeleton import Skeleton
 
 from .tensors import Layout, Spread, local
@@ -194,7 +194,7 @@ def skeleton_of(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
     for entering, (block, index) in zip((True, False), edges.cpu().numpy(), strict=True):
         of_block = {number: index[block == number] for number in range(len(graph.blocks))}
         dead = (block < 0) & (np.arange(len(block)) > 0)
-        trees.append(SpanningTree.of_edges(graph, entering, of_block, dead))
+        trees.append(tree_of_edges(graph, entering, of_block, dead))
     one = skeleton.tree_out is skeleton.tree_in
     return replace(skeleton, tree_in=trees[0], tree_out=trees[0] if one else trees[1])
 

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
 from pathspace.files.pictures import save
 from pathspace.files.writing import ensure_writable, make_folder
 
+from ..names import expect_known
 from ..progress import counting
 from ..trainer import lightning_trainer
 from . import EXPERIMENTS, Experiment, Setting

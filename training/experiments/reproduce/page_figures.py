@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pathspace.files.json_lines import read_lines
+from pathspace.training.experiments.json_lines import read_lines
 
 from ..intervals import CONFIDENCE
 from .holm import LEVEL, MARGIN, POWER, gain, judge

@@ -19,8 +19,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from pathspace.errors import InputError, PathspaceError
-from pathspace.files.json_lines import append_lines, read_lines
 from pathspace.files.writing import make_folder, write_text
+from pathspace.training.experiments.json_lines import append_lines, read_lines
 
 from .provenance import provenance, run_key
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.files.json_lines import read_lines
+from pathspace.training.experiments.json_lines import read_lines
 
 from .baselines import published
 from .experiment import TUNING_SEEDS, Experiment, Setting, fresh_seeds

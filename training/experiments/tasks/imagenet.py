@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
 
 from ..models.deep_resnet import DeepResNet
 from ..models.swin import swin
 from ..models.transformer import VisionTransformer
+from ..names import expect_known
 from ..task import Split, Task, error_rate, register_task, seeded
 from .files import find
 

@@ -16,7 +16,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from pathspace.errors import InputError, expect_known
+from pathspace.errors import InputError
+
+from ...names import expect_known
 
 UNSAID, NONE = "unsaid", "none"
 ROOT = resources.files("pathspace.training.experiments.reproduce.recipes")

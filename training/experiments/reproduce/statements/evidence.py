@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pathspace.errors import expect_known
-
+from ...names import expect_known
 from ..holm import Claim, gain, judge, positive
 from ..recipes.cells import FIELDS
 from ..recipes.compare import DATA

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -46,20 +43,3 @@ def append_lines(path: str | os.PathLike[str], objects: Iterable[Mapping[str, An
             if file.read(1) != b"\n":
                 file.write(b"\n")
         file.writelines(json.dumps(one).encode() + b"\n" for one in objects)
-
-
-def plain(value: Any) -> Any:
-    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
-    numbers that are not finite.
-
-    Example:
-        >>> plain({"sizes": (1, math.inf), 2: math.nan})
-        {'sizes': [1, None], '2': None}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Tensor):
-        return plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
