@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError, first_line
 from .values import has_values
-from .walk import REGISTERED, every_module
+from .walk import REGISTERED, every_module, may_hold
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -40,7 +40,7 @@ def safe_deepcopy(
     memo = dict(replaced or {})
     observers = {}
     for module in every_module(model):
-        for value in pytree.tree_leaves(list(vars(module).values())):
+        for value in pytree.tree_leaves(list(filter(may_hold, vars(module).values()))):
             if isinstance(value, Tensor):
                 made = _tensor(value, share_tensors)
                 if made is not None:

@@ -19,8 +19,8 @@ from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
 from .exchangeable import channel_groups, nested_groups
-from .groups import real
-from .matching import Slices, by_size, by_weights, permuted
+from .groups import Slices, real
+from .matching import by_size, by_weights, permuted
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
