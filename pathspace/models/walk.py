@@ -85,8 +85,9 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     return [
         (key, value)
         for key, value in vars(module).items()
-        if may_hold(value)
+        if type(value) not in SIMPLE
         and key not in REGISTERED
+        and may_hold(value)
         and (
             isinstance(value, Tensor | nn.Module)
             or (isinstance(value, list | tuple) and not is_simple(value))
