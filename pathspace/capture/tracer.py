@@ -192,7 +192,7 @@ class Recorder:
         torch.backends.mha.set_fastpath_enabled(False)
         Distribution.set_default_validate_args(False)
         try:
-            with quiet(), as_written(), torch.enable_grad(), provenance.preserve_node_meta():
+            with quiet(), torch.enable_grad(), provenance.preserve_node_meta():
                 # slow to import, and draws random numbers
                 from torch._dynamo import config as dynamo_config
 
@@ -235,7 +235,7 @@ class Recorder:
         self._known = KnownNumbers(node_of, constant, known, DEPENDS_ON_VALUES)
         args, kwargs = self._given
         try:
-            with self._known, PaddedSequences():
+            with as_written(), self._known, PaddedSequences():
                 found = outputs_of(self.fake.module(*args, **kwargs))
         finally:
             for handle in handles:

@@ -54,6 +54,7 @@ class Channels(Semantics):
         sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
+        pinned: whether an operation has no rule for its operands, so that its result has no ids.
     """
 
     written = 0
@@ -66,7 +67,7 @@ class Channels(Semantics):
         self.sizes = dict(shapes)
         self.sides: dict[Side, Tensor] = {}
         self.reads: set[Side] = set()
-        self.several = False
+        self.several = self.pinned = False
         self._mixed: list[tuple[Tensor, set[int], str]] = []
         # ids below this one belong to buffers; their equations wait until all others are known
         self._of_buffers = 0
@@ -149,10 +150,14 @@ class Channels(Semantics):
             self.equations.unify(left, right)
 
     def _buffered(self, ids: Tensor) -> bool:
-        return bool(((ids > FIXED) & (ids < self._of_buffers)).any())
+        # (numpy is quicker on few numbers)
+        numbers = ids.numpy()
+        return bool(((numbers > FIXED) & (numbers < self._of_buffers)).any())
 
     def _one(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         wanted = {dim for dim in dims if ids.shape[dim] > 1}
+        if not wanted:
+            return ids
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
         along = sorted(wanted & varying(ids))
         small = distinct(ids)
@@ -276,6 +281,7 @@ class Channels(Semantics):
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix the channels of the operands of an operation without a rule."""
+        self.pinned = True
         for value in values:
             for ids in (
                 [view for _, view in self._places(value)] if isinstance(value, Weight) else [value]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import types
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,9 +16,11 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError, first_line
 from .values import has_values
-from .walk import REGISTERED, every_module
+from .walk import REGISTERED, every_module, may_hold
 
 M = TypeVar("M", bound=nn.Module)
+# containers for which copy.deepcopy takes long, also where they are empty, as most hooks are
+SLOW = (OrderedDict, set)
 
 
 def safe_deepcopy(
@@ -37,14 +40,9 @@ def safe_deepcopy(
     Raises:
         InputError: an object in the model cannot be copied.
     """
-    memo = dict(replaced or {})
+    memo = {**dict(_instead(model, share_tensors)), **(replaced or {})}
     observers = {}
     for module in every_module(model):
-        for value in pytree.tree_leaves(list(vars(module).values())):
-            if isinstance(value, Tensor):
-                made = _tensor(value, share_tensors)
-                if made is not None:
-                    memo.setdefault(id(value), made)
         for held in _hooks(module):
             for hook in filter(_stays_behind, held.values()):
                 observers[id(hook)] = memo[id(hook)] = hook
@@ -64,6 +62,19 @@ def safe_deepcopy(
             for number in [number for number, hook in held.items() if id(hook) in observers]:
                 del held[number]
     return twin
+
+
+def _instead(model: nn.Module, share: bool) -> Iterator[tuple[int, Any]]:
+    """Ids of objects in a model, and what its copy has in their place."""
+    for module in every_module(model):
+        own = vars(module).values()
+        yield from (
+            (id(value), type(value)()) for value in own if type(value) in SLOW and not value
+        )
+        for value in pytree.tree_leaves(list(filter(may_hold, own))):
+            made = _tensor(value, share) if isinstance(value, Tensor) else None
+            if made is not None:
+                yield id(value), made
 
 
 def _without_copies(model: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:

@@ -24,6 +24,11 @@ def is_simple(values: Iterable[Any]) -> bool:
     return all(type(value) in SIMPLE for value in values)
 
 
+def may_hold(value: Any) -> bool:
+    """Whether a tensor may be in an attribute; most are numbers, or empty dictionaries of hooks."""
+    return type(value) not in SIMPLE and not (isinstance(value, dict) and not value)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a hook may change what enters or leaves a module."""
     return any(vars(module).get(name) for name in ("_forward_hooks", "_forward_pre_hooks"))
@@ -80,7 +85,9 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     return [
         (key, value)
         for key, value in vars(module).items()
-        if key not in REGISTERED
+        if type(value) not in SIMPLE
+        and key not in REGISTERED
+        and may_hold(value)
         and (
             isinstance(value, Tensor | nn.Module)
             or (isinstance(value, list | tuple) and not is_simple(value))

@@ -29,12 +29,11 @@ from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
-from .groups import ChannelGroup, Cut
+from .groups import ChannelGroup, Cut, Slices
 from .importance import importance
 from .kept_channels import kept_numbers, share_of, what_stays, whole_order
 from .matching import (
     Matching,
-    Slices,
     by_activations,
     by_weights,
     interpolated,
@@ -193,7 +192,10 @@ class ChannelGroups(Shown):
                 f" ({reason}); give all groups of one layer the same share, or leave out the groups"
                 " that are new in this call."
             )
-        found = safe_deepcopy(self.model)
+        # (what is cut is not copied before)
+        lose = {name for cut in cuts for name, _ in cut.group.slices}
+        whole = {id(t): t for name, t in tensors_of(self.model).items() if name in lose}
+        found = safe_deepcopy(self.model, replaced=whole)
         remove_channels(found, cuts, self._tester.adjustments)
         if cuts and self._unused:
             names = ", ".join(self._unused[:8]) + ", ..." * (len(self._unused) > 8)
@@ -300,8 +302,8 @@ class ChannelGroups(Shown):
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
         tester = CutTester.of(model, self._inputs)
-        found = tester.run(lambda copy: reorder(copy, self._slices, orders))
-        far = distance(found, tester.run(lambda _: None))
+        wanted = tester.reference()
+        far = distance(tester.run(lambda copy: reorder(copy, self._slices, orders)), wanted)
         if far > 10 * TOLERANCE:
             raise UnsupportedError(
                 f"The model with other channels differs from what it should be by {far:.1e} of the"

@@ -20,8 +20,8 @@ from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
-from .groups import real
-from .matching import Slices, by_size, by_weights, permuted
+from .groups import Slices, real
+from .matching import by_size, by_weights, permuted
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes

@@ -6,7 +6,7 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from ..inference.channels import Channels, Side
 from ..models.walk import tensors_of
 from ..shown import Shown
+
+# group -> (tensor, dimension) -> positions, shape (channels, positions)
+Slices = Mapping[str, Mapping[Side, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +77,25 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
 
 
-def channel_sums(sides: Mapping[Side, Tensor], values: Callable[[str], Tensor]) -> Tensor:
-    """Sums over all entries of each channel, of values by the names of tensors."""
-    total = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
-    for (name, dim), where in sides.items():
-        entries = values(name)
-        others = [other for other in range(entries.dim()) if other != dim]
-        total += (entries.sum(others) if others else entries)[where].sum(1)
-    return total
+def channel_sums(slices: Slices, values: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """Group -> sums over all entries of each channel, of values by the names of tensors."""
+    found = {
+        group: torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
+        for group, sides in slices.items()
+    }
+    places: dict[str, list[tuple[str, int, Tensor]]] = {}
+    for group, sides in slices.items():
+        for (name, dim), where in sides.items():
+            places.setdefault(name, []).append((group, dim, where))
+    for name, some in places.items():
+        entries, wanted = values(name), {dim for _, dim, _ in some}
+        # (sums along the dimensions that hold no channels come first, because they are the same)
+        idle = [dim for dim in range(entries.dim()) if dim not in wanted]
+        entries = entries.sum(idle, keepdim=True) if idle else entries
+        for group, dim, where in some:
+            others = [other for other in range(entries.dim()) if other != dim]
+            found[group] += (entries.sum(others) if others else entries)[where].sum(1)
+    return found
 
 
 def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
@@ -96,45 +110,48 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
     positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    members: dict[int, dict[Side, np.ndarray]] = {}
-    for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
-        numbers, counts = np.unique(positions[side].numpy(), return_counts=True)
-        places, start = np.argsort(positions[side].numpy(), kind="stable"), 0
-        for channel, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            if channel:
-                members.setdefault(channel, {})[side] = places[start : start + count]
-            start += count
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for channel, slices in members.items():
-        signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))
-        alike.setdefault(signature, []).append(channel)
-    for together in alike.values():
-        sides = members[together[0]]
+    sides = {
+        side: positions[side].numpy()
+        for side in sorted(positions, key=lambda side: (order[side[0]], side[1]))
+    }
+    layouts = _layouts(sides.values(), mixed)
+    groups: dict[int, dict[Side, Tensor]] = {}
+    reasons: dict[int, str] = {}
+    # channel -> where it comes first
+    start = np.zeros_like(layouts)
+    for side, channels in sides.items():
+        for layout in dict.fromkeys(layouts[np.unique(channels[channels > 0])].tolist()):
+            where = np.flatnonzero((layouts[channels] == layout) & (channels > 0))
+            numbers, at = np.unique(channels[where], return_index=True)
+            if layout not in groups:
+                groups[layout], reasons[layout] = {}, mixed.get(int(numbers[0]), "")
+                start[numbers] = at
+            rows = where[np.argsort(start[channels[where]], kind="stable")]
+            groups[layout][side] = torch.from_numpy(rows.reshape(len(numbers), -1))
+    for layout, slices in groups.items():
         # (of what no weight reads nothing is known: taps of a kernel that
         # are picked one by one, say)
-        read = any(name in parameters for name, _ in sides) and (
-            not found.certain or any(side in found.reads for side in sides)
+        read = any(name in parameters for name, _ in slices) and (
+            not found.certain or any(side in found.reads for side in slices)
         )
-        if read and not known & set(sides):
-            yield _alike(
-                [members[channel] for channel in together],
-                found.reads,
-                mixed.get(together[0], ""),
-            )
+        if read and not known & slices.keys():
+            readers = frozenset(side for side in slices if side in found.reads)
+            writers = [name for name, dim in slices if (name, dim) not in readers]
+            writers = writers or [next(iter(slices))[0]]
+            writer = next((name for name in writers if name.endswith("weight")), writers[0])
+            yield ChannelGroup(writer, slices, readers, reasons[layout])
 
 
-def _alike(
-    together: Sequence[Mapping[Side, np.ndarray]],
-    reads: set[Side],
-    reason: str,
-) -> ChannelGroup:
-    """Channels in the order of their first positions, with the tensor that writes them."""
-    first = next(iter(together[0]))
-    together = sorted(together, key=lambda slices: int(slices[first][0]))
-    slices = {
-        side: torch.from_numpy(np.stack([one[side] for one in together])) for side in together[0]
-    }
-    readers = frozenset(side for side in slices if side in reads)
-    writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
-    writer = next((name for name in writers if name.endswith("weight")), writers[0])
-    return ChannelGroup(writer, slices, readers, reason)
+def _layouts(sides: Collection[np.ndarray], mixed: Mapping[int, str]) -> np.ndarray:
+    """Channel -> number of its layout: those of one layout have equally many positions along each
+    side.
+    """
+    size = max((int(channels.max()) for channels in sides), default=0) + 1
+    layouts = np.isin(np.arange(size), list(mixed)).astype(np.int64)
+    known = 2
+    for channels in sides:
+        here, counts = np.unique(channels, return_counts=True)
+        _, finer = np.unique(layouts[here] * (len(channels) + 1) + counts, return_inverse=True)
+        layouts[here] = known + finer
+        known += len(here)
+    return layouts

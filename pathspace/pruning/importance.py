@@ -54,14 +54,16 @@ def importance(
             )
         return real(own * own.grad)
 
-    found = {}
-    for group in groups:
-        sides = {
+    slices = {
+        group.name: {
             side: where
             for side, where in group.slices.items()
             if isinstance(tensors[side[0]], nn.Parameter)
             and (by != "gradients" or side in group.readers)
         }
-        total = channel_sums(sides, values)
-        found[group.name] = total.abs() if by == "gradients" else total.sqrt()
-    return found
+        for group in groups
+    }
+    return {
+        name: total.abs() if by == "gradients" else total.sqrt()
+        for name, total in channel_sums(slices, values).items()
+    }

@@ -18,13 +18,11 @@ from ..models.running import outputs
 from ..models.walk import module_at, tensors_of
 from ..shown import Shown
 from .declared_sizes import CONV, TRANSPOSED
-from .groups import ChannelGroup, channel_sums, real
+from .groups import ChannelGroup, Slices, channel_sums, real
 from .removal import replace_tensors
 
 # group -> numbers of the channels in the new order
 Orders = Mapping[str, Tensor]
-# group -> (tensor, dimension) -> positions, shape (channels, positions)
-Slices = Mapping[str, Mapping[Side, Tensor]]
 
 SWEEPS = 50
 # the agreement of copies of one network, relative to its largest possible value, is at least this
@@ -140,12 +138,15 @@ def by_size(one: nn.Module, two: nn.Module, slices: Slices) -> dict[str, Tensor]
     cubes = [
         {name: real(p).abs().pow(3) for name, p in model.named_parameters()} for model in (one, two)
     ]
-    orders = {}
-    for name, sides in slices.items():
-        own = {side: where for side, where in sides.items() if side[0] in cubes[0]}
-        ranks = [channel_sums(own, held.__getitem__).argsort() for held in cubes]
-        orders[name] = ranks[1][ranks[0].argsort()]
-    return orders
+    own = {
+        name: {side: where for side, where in sides.items() if side[0] in cubes[0]}
+        for name, sides in slices.items()
+    }
+    sizes = [channel_sums(own, held.__getitem__) for held in cubes]
+    return {
+        name: second.argsort()[sizes[0][name].argsort().argsort()]
+        for name, second in sizes[1].items()
+    }
 
 
 def _improve(

@@ -155,19 +155,22 @@ def redrawn_copy(model: nn.Module, seed: int = 0) -> nn.Module:
     the size of what they read, so that no small number hides a difference (attention with small
     weights is uniform).
     """
-    copy, generator = safe_deepcopy(model).double(), torch.Generator().manual_seed(seed)
-    for name, tensor in tensors_of(copy).items():
-        if not tensor.is_floating_point() or not tensor.numel():
+    generator, drawn = torch.Generator().manual_seed(seed), dict[int, Tensor]()
+    for name, own in tensors_of(model).items():
+        if not own.is_floating_point():
             continue
-        if isinstance(tensor, nn.Parameter) and tensor.numel() == max(tensor.shape, default=1):
+        learned, tensor = isinstance(own, nn.Parameter), own.detach().to(torch.float64, copy=True)
+        if learned and tensor.numel() == max(tensor.shape, default=1):
             tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
         elif name.endswith("running_var"):
-            drawn = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
-            tensor.mul_(0.5 + drawn.to(tensor.device))
-        elif isinstance(tensor, nn.Parameter):
+            factor = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor.mul_(0.5 + factor.to(tensor.device))
+        elif learned and tensor.numel():
             if not bool(tensor.any()):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
             tensor.mul_(tensor.shape[0] ** 0.5 / tensor.norm())
+        drawn[id(own)] = nn.Parameter(tensor, own.requires_grad) if learned else tensor
+    copy = safe_deepcopy(model, replaced=drawn)
     switch_off_caches(copy)
     return copy
 
@@ -186,43 +189,54 @@ def corner(value: Any) -> Any:
 
 @dataclass
 class CutTester:
-    """The one copy of a model, with redrawn weights, on which all cuts are tested, on the smallest
-    example inputs on which it runs. It is as before after each test.
+    """The one copy of a model, with redrawn weights, on which all cuts are tested. It is as before
+    after each test.
+
+    Attributes:
+        model: the copy.
+        types: the model's own types of its tensors, by name.
+        inputs: example inputs, the smallest first; those on which it does not run are left out. The
+            last are the given ones, for code that fails in float64.
+        adjustments: those that were found for the groups so far.
     """
 
     model: nn.Module
-    inputs: tuple[Sequence[Any], Mapping[str, Any]]
+    types: Mapping[str, torch.dtype]
+    inputs: list[tuple[Sequence[Any], Mapping[str, Any]]]
     adjustments: dict[str, Sequence[Multiple]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> CutTester:
         """A tester in float64, or in the model's own type if its code fails in float64."""
-        twin = redrawn_copy(model)
+        types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
         wide = cast(inputs, torch.float64)
         sample = one_sample(wide)
-        for some in (mapped(corner, sample), sample, wide):
-            try:
-                outputs(twin, *some)
-            except Exception:  # (the model's code may raise anything)
-                continue
-            return cls(twin, some)
-        types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
-        for name, tensor in tensors_of(twin).items():
-            tensor.data = tensor.data.to(types[name])
-        return cls(twin, inputs)
+        return cls(redrawn_copy(model), types, [mapped(corner, sample), sample, wide, inputs])
 
     def run(self, change: Callable[[nn.Module], None]) -> list[Tensor]:
         """The outputs of the changed copy."""
         with restored(self.model):
             change(self.model)
-            return outputs(self.model, *self.inputs)
+            return outputs(self.model, *self.inputs[0])
+
+    def reference(self, change: Callable[[nn.Module], None] = lambda _: None) -> list[Tensor]:
+        """The outputs of the copy at its full size, on the smallest inputs on which it runs."""
+        while len(self.inputs) > 1:
+            try:
+                return self.run(change)
+            except Exception:  # (the model's code may raise anything)
+                del self.inputs[0]
+            if len(self.inputs) == 1:
+                for name, tensor in tensors_of(self.model).items():
+                    tensor.data = tensor.data.to(self.types[name])
+        return self.run(change)
 
     def failure(self, cuts: Sequence[Cut]) -> str:
         """Why the outputs of the smaller and of the masked model differ; ``""`` if they agree."""
         return self._differs(cuts, self._wanted(cuts))
 
     def _wanted(self, cuts: Sequence[Cut]) -> list[Tensor]:
-        return self.run(lambda model: mask_channels(model, cuts))
+        return self.reference(lambda model: mask_channels(model, cuts))
 
     def _differs(self, cuts: Sequence[Cut], wanted: Sequence[Tensor]) -> str:
         try:
