@@ -285,7 +285,7 @@ class PathSpace(Shell):
         # (other coordinates, where the memory of weights has changed)
         kept, space = self._take_own() or self._started(), self.space
         try:
-            inside = space.enter(kept, self._rests())
+            inside = space.enter(kept, exact=self._rests(), straight=self._straight())
             try:
                 self._attach(kept)
                 self._inner_steps()
@@ -295,6 +295,12 @@ class PathSpace(Shell):
         finally:
             self._put_own(kept)
         return loss
+
+    def _straight(self) -> bool:
+        """Whether a step is that of SGD without momentum: no state depends on the coordinates."""
+        return all(type(one) is SGD for one in self.optimizers) and not any(
+            group["momentum"] for group in self.param_groups
+        )
 
     def _started(self) -> dict[str, Any]:
         """The entry of a state at the first step."""
