@@ -365,15 +365,16 @@ class PathCoordinates:
         ratio = self._ratios(inside, kept)
         ratios = torch.cat([ratio, ratio.reciprocal()])
         turn = ratios.index_select(0, layout.of_tails)
-        alone = Factors(turn, layout.sizes)
+        sizes = layout.sizes[: layout.tail_pieces]
+        alone = Factors(turn, sizes)
         for item in items:
             if item.before is not None and self.manner.relative:
                 leave_relatively_(item, item.before, alone)
             elif item.before is not None:
                 leave_exactly_(item, item.before, alone)
         plain = [item for item in items if item.before is None]
-        both = turn if straight else inside.scale.values * turn
-        leave_(plain, Factors(both, layout.sizes), straight=straight)
+        both = turn if straight else inside.scale.values[: len(turn)] * turn
+        leave_(plain, Factors(both, sizes), straight=straight)
         put_right_(items)
         tree = inside.products.here
         for places in layout.of_edges:

@@ -308,15 +308,16 @@ def make_layout(
         factors=put(factors),
         parts=[len(tails) + len(heads), len(representatives), len(representatives)],
         sizes=[*map(len, build.tails), *map(len, build.heads)],
+        tail_pieces=len(build.tails),
         edge_counts=[entry.count for entry in with_edges],
-        of_tails=put(ratio_places(chain, sign, np.append(tails, 0 * heads), False)),
+        of_tails=put(ratio_places(chain, sign, tails, False)),
         of_edges=tuple(
             put(ratio_places(chain, sign, ids, divides))
             for ids, divides in ((head, False), (tail, True))
             if chain[np.abs(ids)].any()
         ),
         target=put(chain[np.abs(target)]),
-        signs=put(signs, np.float64),
+        signs=put(signs, np.int8),
         shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
         total=build.total,
         alive=put(~lost, np.bool_) if lost.any() else None,

@@ -325,9 +325,9 @@ class Layout:
             unit that represents each chain, the root's included, along both trees.
         parts: numbers of the factors, and of the chains, twice.
         sizes: numbers of factors of the tensors, in their order; the first ones by tail.
+        tail_pieces: number of the tensors with factors by tail.
         edge_counts: numbers of edges on the trees of the tensors that have some.
-        of_tails: positions in ``[R, 1 / R]`` of ``R_tail`` for all factors by tail, and of the
-            root's for those by head.
+        of_tails: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail.
         of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
             edges on the trees on this device (the root's for constant weights).
         target: the chain to which an entry contributes: first the sums by tail, then the edges.
@@ -351,6 +351,7 @@ class Layout:
     factors: Tensor
     parts: list[int]
     sizes: list[int]
+    tail_pieces: int
     edge_counts: list[int]
     of_tails: Tensor
     of_edges: tuple[Tensor, ...]
