@@ -3,10 +3,10 @@
 from .optim import GSGD as GSGD
 from .optim import GAdam as GAdam
 from .optim import GaugeFixed as GaugeFixed
-from .optim import PathSGD as PathSGD
 from .optim import PathSpace as PathSpace
 from .optim import init_skeleton_ as init_skeleton_
 from .path_norm import PathNorm as PathNorm
+from .path_sgd import PathSGD as PathSGD
 from .penal import penalise_ as penalise_
 from .suggest import Advice as Advice
 from .suggest import suggest as suggest

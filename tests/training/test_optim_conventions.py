@@ -571,3 +571,34 @@ def test_large_tensors_go_by_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> 
             optimizer.step()
         ends.append(twin)
     assert largest_difference(ends[0], ends[1]) < 1e-12
+
+
+def test_large_weights_that_multiply_from_the_right_take_the_same_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their tails stand in rows, so that they are not processed by groups of rows."""
+    from pathspace.training.optim import scaling
+
+    class Products(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Parameter(torch.randn(20, 30) / 4)
+            self.second = nn.Parameter(torch.randn(30, 25) / 5)
+            self.third = nn.Parameter(torch.randn(25, 3) / 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(torch.relu(x @ self.first) @ self.second) @ self.third
+
+    torch.manual_seed(0)
+    model, x = Products().double(), torch.randn(8, 20, dtype=torch.float64)
+    ends = []
+    for size in (100, 1 << 30):
+        twin = copy.deepcopy(model)
+        monkeypatch.setattr(scaling, "CACHED", size)
+        skeleton = ps.trace(twin, x).skeleton()
+        optimizer = GSGD(twin.parameters(), lr=0.01, skeleton=skeleton, max_multiplier=1.0)
+        twin(x).square().mean().backward()
+        optimizer.step()
+        ends.append(twin)
+    assert largest_difference(ends[0], ends[1]) < 1e-12
+    assert largest_difference(ends[0], model) > 0

@@ -16,7 +16,8 @@ import pathspace as ps
 from pathspace.errors import InputError, expect_numbers
 from pathspace.paths.skeleton import Skeleton
 
-from ..optim import GSGD, GAdam, PathSGD, init_skeleton_
+from ..optim import GSGD, GAdam, init_skeleton_
+from ..path_sgd import PathSGD
 from .names import expect_known
 from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from .task import Task

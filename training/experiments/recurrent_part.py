@@ -16,9 +16,10 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
 from pathspace.reduction import trace
 
-from ..optim import GSGD, PathSGD
+from ..optim import GSGD
 from ..optim.shell import Shell
 from ..path_norm import evaluating
+from ..path_sgd import PathSGD
 
 # of a model: one tensor, or all in order
 Inputs = Tensor | tuple[Any, ...]

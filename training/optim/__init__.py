@@ -2,7 +2,7 @@
 
 from pathspace.gauge.transport import register_transport
 
-from .descents import GSGD, GAdam, PathSGD
+from .descents import GSGD, GAdam
 from .gauge_fixed import GaugeFixed
 from .multipliers import init_skeleton_
 from .path_space import PathSpace
@@ -23,7 +23,6 @@ __all__ = [
     "GSGD",
     "GAdam",
     "GaugeFixed",
-    "PathSGD",
     "PathSpace",
     "init_skeleton_",
 ]

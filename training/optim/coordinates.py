@@ -33,19 +33,20 @@ from .canonical_gauge import canonical
 from .layout import held_chains, make_layout
 from .scaling import (
     Factors,
-    Item,
     by_tail,
     enter_,
     leave_,
     leave_exactly_,
     leave_relatively_,
-    restore_,
+    put_right_,
 )
 from .settings import Manner
 from .tensors import (
+    Entered,
     Layout,
     PathTensor,
     Spread,
+    all_true,
     as_gradient,
     fill,
     like,
@@ -53,9 +54,11 @@ from .tensors import (
     local_gradient,
     whole,
 )
-from .trees import TreeProducts
+from .trees import TreeProducts, expect_numbers
 
 HALF = (torch.float16, torch.bfloat16)
+# products of two such numbers are numbers of float32
+SMALL = 1e-18
 
 
 @dataclass(eq=False)
@@ -65,23 +68,18 @@ class Inside:
     Attributes:
         products: the products along the trees.
         scale: factors of all tensors by tail, then by head.
-        chains: the path values of chains.
-        values: the same as the optimizer sees them.
-        moved: the entered tensors, each with its local part in the shape of the step.
-        before: their weights before the step, where they are needed.
+        values: the path values of chains, as the optimizer sees them.
+        straight: whether weights stand as they are, with gradients divided twice.
+        items: what has entered of each tensor.
         grads: the gradients to be put back.
-        lent: for the entered tensors, the gradient that was divided in place, and its numbers at
-            edges on the trees.
     """
 
     products: TreeProducts
     scale: Factors
-    chains: Tensor
     values: Tensor
-    moved: list[tuple[PathTensor, Tensor]]
-    before: list[Tensor | None]
+    straight: bool
+    items: list[Entered | None]
     grads: list[tuple[Tensor, Tensor | None]]
-    lent: list[tuple[Tensor, Tensor | None] | None]
 
 
 class PathCoordinates:
@@ -118,12 +116,11 @@ class PathCoordinates:
                 f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))},"
                 " expected one device; give every device a model of its own."
             )
-        rooted = manner.cap is not None and manner.cap < 1
-        self.layout: Layout = make_layout(skeleton, entries, spread, groups, rooted)
+        self.layout: Layout = make_layout(skeleton, entries, spread, groups, manner.cap)
         self.entries = self.layout.entries
-        self.device = self.layout.first.device
-        self.count = self.layout.first.shape[1]
-        self.every = self.layout.signs.new_ones(self.count, dtype=torch.float64)
+        self.device = self.layout.one.device
+        self.count = self.layout.parts[1]
+        self.every = self.layout.one.repeat(self.count)
         # (parameters in one memory)
         self.values = [nn.Parameter(self.every[chains]) for chains in self.layout.chains]
         self.held: Tensor | None = None
@@ -185,7 +182,7 @@ class PathCoordinates:
         balanced gauge.
         """
         products = self.products()
-        found = {"least": products.chains(self.layout).abs() * self.manner.min_ratio}
+        found = {"least": products.chains.abs() * self.manner.min_ratio}
         if self.manner.cap is not None:
             blocks = self.skeleton.graph.blocks
             tensors = {
@@ -210,12 +207,12 @@ class PathCoordinates:
                 tensor's type.
         """
         products = self.products()
-        products.expect_numbers(self.owner, self.layout, self.skeleton)
+        expect_numbers(self.owner, products.tree, self.layout, self.skeleton)
         if self.manner.relative:
             return
         kept = self.start()
         power, scale = self.manner.power, self.scale(products, kept)
-        values = products.chains(self.layout)
+        values = products.chains
         bad = [self.manner.cap is None and not bool(values.square().reciprocal().isfinite().all())]
         pieces = scale.split_with_sizes(self.layout.sizes)
         for entry in self.entries:
@@ -242,8 +239,7 @@ class PathCoordinates:
 
     def scale(self, products: TreeProducts, kept: dict[str, Tensor]) -> Tensor:
         """Factors of all tensors: ``pre`` by tail, then ``s`` by head; bounded from below."""
-        table = products.table
-        scale = table.index_select(0, self.layout.factors)
+        table, scale = products.table, products.factors
         if self.manner.cap is None:
             return scale
         # 1 / scale^power in the balanced gauge is at most the root of the bound, at each end
@@ -254,7 +250,7 @@ class PathCoordinates:
             [to_balanced.reciprocal(), to_balanced, to_balanced, to_balanced.reciprocal()]
         )
         most = self.manner.cap ** (0.5 / self.manner.power)
-        least = least.index_select(0, self.layout.factors) / most
+        least = least.index_select(0, self.layout.factors)[: len(scale)] / most
         return torch.maximum(scale.abs(), least).copysign_(scale)
 
     def chain_values(self, values: Tensor) -> Tensor:
@@ -271,96 +267,91 @@ class PathCoordinates:
 
     # --- a step
 
-    def enter(self, kept: dict[str, Tensor], exact: bool) -> Inside:
+    def enter(
+        self, kept: dict[str, Tensor], *, exact: bool = False, straight: bool = False
+    ) -> Inside:
         """Replace weights and gradients by path values and theirs.
 
         Args:
             kept: a result of :meth:`start`.
             exact: whether weights must come back exactly from a step that does not change them.
+            straight: whether the step adds multiples of gradients and weights alone, so that
+                weights can take it as they are, with gradients divided twice.
         """
         products = self.products()
-        chains = products.chains(self.layout)
         scale = Factors(self.scale(products, kept), self.layout.sizes)
-        inside = Inside(products, scale, chains, self.chain_values(chains), [], [], [], [])
-        items: list[Item] = []
+        keeps = self.manner.relative or exact
+        straight = straight and not keeps
+        inside = Inside(products, scale, self.chain_values(products.chains), straight, [], [])
         for entry in self.entries:
-            gradient = local_gradient(entry.parameter) if entry.given else None
+            grad, item = entry.grad, None
             if entry.still:
                 # (a gradient from before it was frozen)
-                if gradient is not None:
-                    inside.grads.append((entry.parameter, entry.grad))
-                continue
-            if entry.block is None and (entry.tails is None or gradient is None):
-                continue
-            weight = entry.seen(local(entry.parameter))
-            if gradient is not None:
-                gradient = like(weight, entry.seen(gradient))
-            items.append((entry, weight, gradient))
-            keeps = self.manner.relative or exact or weight.dtype in HALF
-            inside.before.append(weight.clone() if keeps else None)
-            inside.grads.append((entry.parameter, entry.grad))
-        inside.moved = [(entry, weight) for entry, weight, _ in items]
-        self._write(inside, items)
+                if grad is not None:
+                    inside.grads.append((entry.parameter, grad))
+            elif entry.block is not None or (entry.tails is not None and grad is not None):
+                weight = entry.seen(local(entry.parameter))
+                own = None if grad is None else local_gradient(entry.parameter)
+                own = None if own is None else like(weight, entry.seen(own))
+                half = weight.dtype in HALF
+                before = weight.clone() if keeps or half else None
+                item = Entered(entry, weight, own, before, own)
+                if own is not None and entry.count:
+                    item.at_edges = own.take(entry.where)
+                inside.grads.append((entry.parameter, grad))
+                inside.straight = inside.straight and not half
+            inside.items.append(item)
+        if inside.straight:
+            # (an underflow would divide gradients of 0 by 0)
+            squares = scale.values.square()
+            inside.straight = all_true(squares > SMALL)
+            scale.values = squares if inside.straight else scale.values
+        self._write(inside)
         return inside
 
-    def _write(self, inside: Inside, items: list[Item]) -> None:
+    def _write(self, inside: Inside) -> None:
         """Write path values and gradients into the tensors and into the parameters of chains."""
-        layout, none = self.layout, inside.values
-        taken = {
-            id(entry): gradient.take(entry.where)
-            for entry, _, gradient in items
-            if gradient is not None and entry.count
-        }
-        parts = [
-            taken[id(entry)] if id(entry) in taken else none.new_zeros(entry.count)
-            for entry in self.entries
-            if entry.count
-        ]
-        by_edge = torch.cat([none[:0], *parts]) * inside.products.here
+        layout, values = self.layout, inside.values
+        items = [item for item in inside.items if item is not None]
         if self.manner.relative:
-            totals, written = self._enter_relatively(items)
+            self._enter_relatively(items)
         else:
-            totals, written = enter_(items, inside.scale, layout.alive)
-        places = {id(items[i][0]): total for i, total in totals.items()}
-        sums = [
-            places[id(entry)] if id(entry) in places else none.new_zeros(entry.sums)
-            for entry in self.entries
-            if entry.sums
-        ]
-        everything = torch.cat([*sums, by_edge]).mul_(layout.signs)
-        total = torch.zeros_like(none).index_add_(0, layout.target, everything)
+            enter_(items, inside.scale, layout.alive, straight=inside.straight)
+        sums, edges = [], []
+        for entry, item in zip(self.entries, inside.items, strict=True):
+            if entry.sums:
+                total = None if item is None else item.total
+                sums.append(values.new_zeros(entry.sums) if total is None else total)
+            if entry.count:
+                some = None if item is None else item.at_edges
+                edges.append(values.new_zeros(entry.count) if some is None else some)
+        everything = torch.cat([values[:0], *sums, *edges]).mul_(layout.signs)
+        everything[len(everything) - len(inside.products.here) :].mul_(inside.products.here)
+        total = torch.zeros_like(values).index_add_(0, layout.target, everything)
         total = self.spread.sum(total)
         if self.held is not None:
             total.masked_fill_(self.held, 0.0)
-        total /= inside.values
-        self.every.copy_(inside.values)
+        total /= values
+        self.every.copy_(values)
         for chains, value, moves in zip(layout.chains, self.values, self._moves, strict=True):
             value.grad = total[chains] if moves else None
         for parameter, _ in inside.grads:
             parameter.grad = None
-        for (entry, _, given), gradient in zip(items, written, strict=True):
-            lent = given if gradient is given and (entry.tails or entry.heads) else None
-            inside.lent.append(None if lent is None else (lent, taken.get(id(entry))))
+        for item in items:
+            entry, gradient = item.entry, item.written
             if gradient is not None:
                 if entry.count:
-                    flat = gradient.view(-1) if gradient.is_contiguous() else None
-                    if flat is not None:
-                        flat.index_fill_(0, entry.where, 0)
-                    else:
-                        gradient.put_(entry.where, gradient.new_zeros(entry.count))
+                    fill(gradient, entry.where, entry.nothing)
                 entry.parameter.grad = as_gradient(entry, gradient)
 
-    def _enter_relatively(self, items: list[Item]) -> tuple[dict[int, Tensor], list[Tensor | None]]:
+    def _enter_relatively(self, items: list[Entered]) -> None:
         """Gradients by logarithms of path values, for weights that stand at 1."""
-        written = [None if g is None else w * g for _, w, g in items]
-        totals = {
-            i: by_tail(items[i][0], product)
-            for i, product in enumerate(written)
-            if product is not None and items[i][0].sums
-        }
-        for _, weight, _ in items:
-            weight.fill_(1)
-        return totals, written
+        for item in items:
+            if item.gradient is not None:
+                item.written = item.weight * item.gradient
+                if item.entry.sums:
+                    item.total = by_tail(item.entry, item.written)
+            item.weight.fill_(1)
 
     def leave(self, inside: Inside, kept: dict[str, Tensor]) -> None:
         """Replace path values by weights again.
@@ -369,39 +360,32 @@ class PathCoordinates:
             inside: a result of :meth:`enter`.
             kept: a result of :meth:`start`, with the numbers of clipped path values.
         """
-        layout = self.layout
+        layout, straight = self.layout, inside.straight
+        items = [item for item in inside.items if item is not None]
         ratio = self._ratios(inside, kept)
         ratios = torch.cat([ratio, ratio.reciprocal()])
-        turned = Factors(
-            ratios.index_select(0, layout.of_tails), layout.sizes[: layout.tail_pieces]
-        )
-        plain = []
-        for (entry, weight), before, lent in zip(
-            inside.moved, inside.before, inside.lent, strict=True
-        ):
-            if before is None:
-                plain.append((entry, weight, lent[0] if lent else None))
-            elif self.manner.relative:
-                leave_relatively_(entry, weight, before, turned)
-            else:
-                leave_exactly_(entry, weight, before, inside.scale, turned)
-                if lent is not None:
-                    restore_(entry, lent[0], inside.scale)
-        leave_(plain, inside.scale, turned)
+        turn = ratios.index_select(0, layout.of_tails)
+        sizes = layout.sizes[: layout.tail_pieces]
+        alone = Factors(turn, sizes)
+        for item in items:
+            if item.before is not None and self.manner.relative:
+                leave_relatively_(item, item.before, alone)
+            elif item.before is not None:
+                leave_exactly_(item, item.before, alone)
+        plain = [item for item in items if item.before is None]
+        both = turn if straight else inside.scale.values[: len(turn)] * turn
+        leave_(plain, Factors(both, sizes), straight=straight)
+        put_right_(items)
         tree = inside.products.here
         for places in layout.of_edges:
             tree = tree * ratios.index_select(0, places)
-        rounded: dict[torch.dtype, dict[int, Tensor]] = {}
-        with_edges = [id(entry) for entry in self.entries if entry.count]
-        for entry, weight in inside.moved:
+        edges = Factors(tree, layout.edge_counts)
+        for item in items:
+            entry = item.entry
             if entry.count:
-                if weight.dtype not in rounded:
-                    pieces = tree.to(weight.dtype).split_with_sizes(layout.edge_counts)
-                    rounded[weight.dtype] = dict(zip(with_edges, pieces, strict=True))
-                fill(weight, entry.where, rounded[weight.dtype][id(entry)])
-        for (entry, _), lent in zip(inside.moved, inside.lent, strict=True):
-            if lent is not None and lent[1] is not None:
-                fill(lent[0], entry.where, lent[1])
+                fill(item.weight, entry.where, edges.at_edges(entry, item.weight.dtype))
+                if item.lent and item.at_edges is not None and item.gradient is not None:
+                    fill(item.gradient, entry.where, item.at_edges)
         for parameter, gradient in inside.grads:
             parameter.grad = gradient
 
@@ -410,7 +394,10 @@ class PathCoordinates:
         ratio = self.every / inside.values
         if self.held is not None:
             ratio.masked_fill_(self.held, 1.0)
-        least, size = kept["least"] / inside.chains.abs(), ratio.abs()
+        least = kept["least"] / inside.products.chains.abs()
+        if all_true(ratio > least):
+            return ratio
+        size = ratio.abs()
         kept["counts"] += torch.stack([ratio, size - least]) <= 0
         # (a ratio of -0 is that of a value stopped at 0)
         return torch.maximum(size, least).copysign_(ratio.add_(0.0))

@@ -159,8 +159,10 @@ class _Builder:
             entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
             entry.sums = tail.numel()
             self.sums.append(np.where(counted, 1, 0) * tail.reshape(-1).numpy())
+        entry.by_column = len(view) == 2 and tail.shape[0] == 1
         entry.where = torch.from_numpy(flat).to(tensor.device)
         entry.count = len(flat)
+        entry.nothing = tensor.detach().new_zeros(1).expand(len(flat))
         moves = among < len(inner)
         self.edges.append(
             (
@@ -241,7 +243,11 @@ def chains_by_group(
 
 
 def make_layout(
-    skeleton: Skeleton, entries: Sequence[PathTensor], spread: Spread, groups: int, rooted: bool
+    skeleton: Skeleton,
+    entries: Sequence[PathTensor],
+    spread: Spread,
+    groups: int,
+    cap: float | None,
 ) -> Layout:
     """Create the layout of all tensors of an optimizer.
 
@@ -250,9 +256,10 @@ def make_layout(
         entries: the tensors; they are completed.
         spread: the parts of them on this device, and which of them this device counts.
         groups: number of parameter groups.
-        rooted: whether the root has a factor of its own, too.
+        cap: the bound of the multipliers, if there is one.
     """
-    build = _Builder(skeleton, spread, rooted)
+    # (a bound below 1 gives the root a factor of its own, too)
+    build = _Builder(skeleton, spread, cap is not None and cap < 1)
     for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
         build.add(entry, indices, counted)
     chain, representatives, chains = chains_by_group(skeleton, entries, groups)
@@ -268,6 +275,9 @@ def make_layout(
     tails, heads, sums = joined(build.tails), joined(build.heads), joined(build.sums)
     ends = [joined(side) for side in zip(*build.edges, strict=True)] or [NONE] * 5
     head, tail, toward, counts, places = ends
+    with_edges = [entry for entry in entries if entry.count]
+    for number, entry in enumerate(with_edges):
+        entry.edges = number
     for entry in entries:
         if entry.heads is not None:
             # (factors by head stand after those by tail)
@@ -279,6 +289,8 @@ def make_layout(
         [
             np.abs(tails) + np.where(tails < 0, reach, 0),
             np.abs(heads) + build.ids + np.where(heads < 0, reach, 0),
+            representatives,
+            representatives + build.ids,
         ]
     )
     target = np.concatenate([sums, toward])
@@ -287,14 +299,18 @@ def make_layout(
     lost = skeleton.lost[np.abs(np.concatenate([tails, heads]))]
     return Layout(
         entries=tuple(entries),
+        one=put(np.ones(1), np.float64),
         edges=put(first),
+        divides=bool((first > build.total).any()),
         jumps=None if jumps is None else tuple(put(jump) for jump in jumps),
         both=both,
+        inverse=cap is not None or bool((factors >= reach).any()),
         factors=put(factors),
+        parts=[len(tails) + len(heads), len(representatives), len(representatives)],
         sizes=[*map(len, build.tails), *map(len, build.heads)],
         tail_pieces=len(build.tails),
-        edge_counts=[entry.count for entry in entries if entry.count],
-        of_tails=put(ratio_places(chain, sign, tails, True)),
+        edge_counts=[entry.count for entry in with_edges],
+        of_tails=put(ratio_places(chain, sign, tails, False)),
         of_edges=tuple(
             put(ratio_places(chain, sign, ids, divides))
             for ids, divides in ((head, False), (tail, True))
@@ -305,7 +321,6 @@ def make_layout(
         shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
         total=build.total,
         alive=put(~lost, np.bool_) if lost.any() else None,
-        first=put(np.stack([representatives, representatives + build.ids])),
         chain=chain,
         chains=chains,
         spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},

@@ -18,7 +18,7 @@ from pathspace.paths.skeleton import Skeleton, warn_of_dead
 from .coordinates import PathCoordinates
 from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
-from .settings import Manner, check_group, expect_manner, expect_order
+from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
 from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
@@ -285,7 +285,7 @@ class PathSpace(Shell):
         # (other coordinates, where the memory of weights has changed)
         kept, space = self._take_own() or self._started(), self.space
         try:
-            inside = space.enter(kept, self._rests())
+            inside = space.enter(kept, exact=self._rests(), straight=memoryless(self.optimizers))
             try:
                 self._attach(kept)
                 self._inner_steps()

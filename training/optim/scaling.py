@@ -4,19 +4,18 @@ into the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .tensors import PathTensor
+from .tensors import Entered, PathTensor
 
 # number of elements that, with intermediate results, fit into the cache of a CPU
 CACHED = 1 << 17
 # number of elements that are worth a kernel launch of their own on a GPU
 LAUNCHED = 1 << 22
-# an entry, its weights and its gradient, in the shape of a step
-Item = tuple[PathTensor, Tensor, Tensor | None]
 
 
 class Factors:
@@ -30,8 +29,6 @@ class Factors:
     def __init__(self, values: Tensor, sizes: list[int]) -> None:
         self.values, self.sizes = values, sizes
         self._cast: dict[torch.dtype, tuple[Tensor, ...]] = {}
-        # the factors of small tensors, one for every edge where they need both sides
-        self.by_edge: dict[int, Tensor] = {}
 
     def pieces(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The factors tensor by tensor, in a type."""
@@ -51,6 +48,10 @@ class Factors:
         piece = self.pieces(dtype)[place]
         return piece if shape is None else piece.view(shape)
 
+    def at_edges(self, entry: PathTensor, dtype: torch.dtype) -> Tensor:
+        """The numbers of one tensor at its edges on the trees, where there is one for each."""
+        return self.pieces(dtype)[entry.edges].to(dtype)
+
     def tail(self, entry: PathTensor, dtype: torch.dtype) -> Tensor | None:
         """The factors of one tensor by tail, which broadcast to it."""
         piece = self.side(entry.tails, dtype)
@@ -62,8 +63,13 @@ class Factors:
 
 
 def large(tensor: Tensor) -> bool:
-    """Whether a tensor is processed by groups of rows."""
+    """Whether a tensor exceeds a group of rows."""
     return tensor.dim() == 2 and tensor.numel() > group_size(tensor)
+
+
+def in_groups(item: Entered) -> bool:
+    """Whether a tensor is processed by groups of rows, which need one tail for each column."""
+    return item.entry.by_column and large(item.weight)
 
 
 def group_size(tensor: Tensor) -> int:
@@ -71,214 +77,200 @@ def group_size(tensor: Tensor) -> int:
     return CACHED if tensor.device.type == "cpu" else LAUNCHED
 
 
-def by_rows(*tensors: Tensor | None) -> Iterator[list[Tensor | None]]:
-    """Iterate over matrices in groups of rows; one-row tensors and ``None`` are in every group."""
-    first = next(t for t in tensors if t is not None)
-    total, columns = first.shape
-    count = max(1, group_size(first) // max(columns, 1))
-    for start in range(0, total, count):
-        yield [
-            t if t is None or t.dim() == 1 or t.shape[0] == 1 else t[start : start + count]
-            for t in tensors
-        ]
+class Part(NamedTuple):
+    """Some rows of a tensor inside a step, or all of them.
+
+    Attributes:
+        item: the tensor.
+        weight: its weights.
+        gradient: the gradient.
+        tail: factors by tail.
+        head: factors by head.
+    """
+
+    item: Entered
+    weight: Tensor
+    gradient: Tensor | None
+    tail: Tensor | None
+    head: Tensor | None
 
 
-def edge_factor(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The product of the factors by tail and by head."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one * other
+def batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """What is processed together: groups of rows of one large tensor, and all small tensors."""
+    small = []
+    for part in parts:
+        if not in_groups(part.item):
+            small.append(part)
+            continue
+        total, columns = part.weight.shape
+        count = max(1, group_size(part.weight) // max(columns, 1))
+        for start in range(0, total, count):
+            rows = [
+                # (factors of one row are those of every row)
+                t if t is None or t.dim() == 1 or t.shape[0] == 1 else t[start : start + count]
+                for t in part[1:]
+            ]
+            yield [Part(part.item, *rows)]  # type: ignore[arg-type]
+    if small:
+        yield small
 
 
-def together(pairs: Sequence[tuple[Tensor, Tensor]], divide: bool = False) -> list[Tensor]:
-    """Products or quotients of many pairs of tensors."""
-    if not pairs:
-        return []
-    ones, others = map(list, zip(*pairs, strict=True))
-    return list(torch._foreach_div(ones, others) if divide else torch._foreach_mul(ones, others))
-
-
-def multiply_together_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Multiply many tensors in place."""
-    if pairs:
-        ones, others = map(list, zip(*pairs, strict=True))
-        torch._foreach_mul_(ones, others)
+def together(
+    function: Callable[[list[Any], list[Any]], Any], pairs: Iterable[tuple[Any, Any]]
+) -> Any:
+    """A function of torch's for many pairs of tensors, of those pairs that have both."""
+    both = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+    return function(*map(list, zip(*both, strict=True))) if both else ()
 
 
 def enter_(
-    items: Sequence[Item], scale: Factors, alive: Tensor | None
-) -> tuple[dict[int, Tensor], list[Tensor | None]]:
+    items: Sequence[Entered], scale: Factors, alive: Tensor | None, *, straight: bool = False
+) -> None:
     """Multiply weights by their factors, in place, and divide gradients by them.
 
     Large gradients are divided in place, others are new.
 
     Args:
-        items: the tensors.
+        items: the tensors; their sums of ``w g`` by tail and gradients by path values are set.
         scale: their factors.
         alive: mask of the factors that no dead unit has; gradients of others become 0.
-
-    Returns:
-        Position of a tensor -> sums of ``w g`` by tail, flat; and the gradients by path values.
+        straight: leave weights as they are.
     """
-    totals: dict[int, Tensor] = {}
-    written = [gradient for _, _, gradient in items]
-    factors = [scale.of(entry, weight.dtype) for entry, weight, _ in items]
-    small = []
-    for i, (entry, weight, gradient) in enumerate(items):
-        if not large(weight):
-            small.append(i)
-            continue
-        if gradient is not None and entry.lost:
-            # (what is 0 does not come back)
-            written[i] = gradient = gradient.clone()
-        total = _enter_large(weight, gradient, *factors[i], entry.sums > 0)
-        if total is not None:
-            totals[i] = by_tap(entry, total)
-    summed = [i for i in small if items[i][2] is not None and items[i][0].sums]
-    products = together([(items[i][1], items[i][2]) for i in summed])  # type: ignore[misc]
-    for i, product in zip(summed, products, strict=True):
-        totals[i] = by_tail(items[i][0], product)
-    whole = edge_factors({i: factors[i] for i in small})
-    scale.by_edge = {id(items[i][0]): factor for i, factor in whole.items()}
-    divided = [i for i in whole if items[i][2] is not None]
-    quotients = together([(items[i][2], whole[i]) for i in divided], divide=True)  # type: ignore[misc]
-    for i, quotient in zip(divided, quotients, strict=True):
-        written[i] = quotient.to(items[i][1].dtype)
-    multiply_together_([(items[i][1], factor) for i, factor in whole.items()])
-    if alive is not None:
-        mask = Factors(alive.double(), scale.sizes)
-        for (entry, weight, _), gradient in zip(items, written, strict=True):
-            for side in mask.of(entry, weight.dtype) if gradient is not None and entry.lost else ():
-                if side is not None:
-                    gradient.mul_(side)  # type: ignore[union-attr]
-    return totals, written
+    parts = []
+    for item in items:
+        entry, weight = item.entry, item.weight
+        item.tail, item.head = scale.of(entry, weight.dtype)
+        if item.gradient is not None and in_groups(item):
+            # (what is 0 at dead units does not come back)
+            item.lent = not entry.lost
+            item.written = item.gradient if item.lent else item.gradient.clone()
+        parts.append(Part(item, weight, item.written, item.tail, item.head))
+    for batch in batches(parts):
+        _add_products(batch)
+        whole = _factors(batch)
+        _divide(batch, whole)
+        if not straight:
+            pairs = [(part.weight, factor) for part, factor in zip(batch, whole, strict=True)]
+            together(torch._foreach_mul_, pairs)
+    mask = None if alive is None else Factors(alive.double(), scale.sizes)
+    for item in items:
+        if item.total is not None:
+            item.total = by_tail(item.entry, item.total)
+        if item.written is not None:
+            if mask is not None and item.entry.lost:
+                for factor in mask.of(item.entry, item.weight.dtype):
+                    if factor is not None:
+                        item.written.mul_(factor)
+            item.written = item.written.to(item.weight.dtype)
+
+
+def _add_products(batch: Sequence[Part]) -> None:
+    """Add ``w g`` of some rows to those of the rows before them, in the memory of one group."""
+    summed = [part for part in batch if part.item.entry.sums and part.gradient is not None]
+    if (first := summed[0].item.total if summed else None) is not None:
+        rows = first[: len(summed[0].weight)]
+        rows.addcmul_(summed[0].weight, summed[0].gradient)  # type: ignore[arg-type]
+        return
+    products = together(torch._foreach_mul, [(part.weight, part.gradient) for part in summed])
+    for part, product in zip(summed, products, strict=True):
+        part.item.total = product
+
+
+def _divide(batch: Sequence[Part], factors: Sequence[Tensor | None]) -> None:
+    """Divide gradients, large ones in place."""
+    pairs = [(part.gradient, factor) for part, factor in zip(batch, factors, strict=True)]
+    if in_groups(batch[0].item):
+        together(torch._foreach_div_, pairs)
+        return
+    quotients = iter(together(torch._foreach_div, pairs))
+    for part, pair in zip(batch, pairs, strict=True):
+        if pair[0] is not None and pair[1] is not None:
+            part.item.written = next(quotients)
+
+
+def _factors(batch: Sequence[Part]) -> list[Tensor | None]:
+    """The product of the factors by tail and by head of each part."""
+    made = iter(together(torch._foreach_mul, [(part.tail, part.head) for part in batch]))
+    return [
+        (part.tail if part.head is None else part.head)
+        if part.tail is None or part.head is None
+        else next(made)
+        for part in batch
+    ]
 
 
 def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
-    """Numbers of all edges, summed over those with the same tail, flat."""
+    """Numbers of all edges, summed over those with the same tail (all taps of a kernel), flat."""
     total = products.sum(entry.reduced) if entry.reduced else products
-    return by_tap(entry, total.reshape(-1))
+    total = total.reshape(-1)
+    return total if entry.taps == 1 else total.view(-1, entry.taps).sum(1)
 
 
-def by_tap(entry: PathTensor, columns: Tensor) -> Tensor:
-    """Numbers by column, summed over the taps of a kernel."""
-    return columns if entry.taps == 1 else columns.view(-1, entry.taps).sum(1)
-
-
-def edge_factors(factors: Mapping[int, tuple[Tensor | None, Tensor | None]]) -> dict[int, Tensor]:
-    """The products of factors by tail and by head, of those tensors that have one."""
-    found = {}
-    both = []
-    for i, (tail, head) in factors.items():
-        if tail is not None and head is not None:
-            both.append(i)
-        elif tail is not None or head is not None:
-            found[i] = head if tail is None else tail
-    made = together([factors[i] for i in both])  # type: ignore[misc]
-    return {**found, **dict(zip(both, made, strict=True))}  # type: ignore[dict-item]
-
-
-def _enter_large(
-    weight: Tensor, gradient: Tensor | None, tail: Tensor | None, head: Tensor | None, summed: bool
-) -> Tensor | None:
-    """The same for one tensor, by groups of rows; returns its sums by column."""
-    total: Tensor | None = None
-    if tail is None and head is None and not summed:
-        return total
-    for w, g, h in by_rows(weight, gradient, head):
-        factor = edge_factor(tail, h)
-        if g is not None and summed:
-            if total is None:
-                total = w * g  # type: ignore[operator]
-            else:
-                total[: len(g)].addcmul_(w, g)  # type: ignore[arg-type]
-        if factor is not None:
-            if g is not None:
-                g.div_(factor)
-            w.mul_(factor)  # type: ignore[union-attr]
-    return None if total is None else total.sum(0)
-
-
-def leave_(
-    moved: Sequence[tuple[PathTensor, Tensor, Tensor | None]], scale: Factors, turn: Factors
-) -> None:
-    """Divide weights by their factors again, and multiply large gradients by them.
+def leave_(items: Sequence[Entered], turn: Factors, *, straight: bool = False) -> None:
+    """Divide weights by their factors again, and by ``R_tail``, in place.
 
     (A product with the reciprocal would let weights that rest drift, by rounding.)
 
     Args:
-        moved: tensors, with the gradients that were divided in place.
-        scale: the factors of the way in.
-        turn: ``1 / R_tail`` by tail, 1 by head.
+        items: the tensors.
+        turn: the factors by tail, times ``R_tail``; of ``R_tail`` alone for straight steps.
+        straight: as on the way in.
     """
-    small, turned = [], []
-    for entry, weight, gradient in moved:
-        last = turn.tail(entry, weight.dtype) if entry.sums else None
-        if not large(weight):
-            if (factor := scale.by_edge.get(id(entry))) is not None:
-                small.append((weight, factor))
-            if last is not None:
-                turned.append((weight, last))
-            continue
-        tail, head = scale.of(entry, weight.dtype)
-        if tail is None and head is None:
-            continue
-        for w, g, h in by_rows(weight, gradient, head):
-            factor = edge_factor(tail, h)
-            w.div_(factor)  # type: ignore[union-attr, arg-type]
-            if last is not None:
-                w.mul_(last)  # type: ignore[union-attr]
-            if g is not None:
-                g.mul_(factor)  # type: ignore[arg-type]
-    if small:
-        torch._foreach_div_(*map(list, zip(*small, strict=True)))
-    multiply_together_(turned)
+    parts = []
+    for item in items:
+        turned = item.entry.sums or not straight
+        tail = turn.tail(item.entry, item.weight.dtype) if turned else None
+        parts.append(Part(item, item.weight, None, tail, None if straight else item.head))
+    for batch in batches(parts):
+        pairs = zip([part.weight for part in batch], _factors(batch), strict=True)
+        together(torch._foreach_div_, pairs)
 
 
-def restore_(entry: PathTensor, gradient: Tensor, scale: Factors) -> None:
-    """Multiply a gradient that was divided in place."""
-    tail, head = scale.of(entry, gradient.dtype)
-    for g, h in by_rows(gradient, head):
-        g.mul_(edge_factor(tail, h))  # type: ignore[union-attr, arg-type]
+def put_right_(items: Sequence[Entered]) -> None:
+    """Multiply gradients that were divided in place."""
+    lent = [
+        Part(item, item.gradient, None, item.tail, item.head)
+        for item in items
+        if item.lent and item.gradient is not None
+    ]
+    for batch in batches(lent):
+        pairs = zip([part.weight for part in batch], _factors(batch), strict=True)
+        together(torch._foreach_mul_, pairs)
 
 
-def leave_exactly_(
-    entry: PathTensor, weight: Tensor, before: Tensor, scale: Factors, turn: Factors
-) -> None:
-    """Write ``(w + (v' - v) / scale) turn``, which leaves a weight as it was where nothing moved.
+def leave_exactly_(item: Entered, before: Tensor, turn: Factors) -> None:
+    """Write ``(w + (v' - v) / scale) / R_tail``, which leaves a weight as it was where nothing
+    moved.
 
     Args:
-        entry: the tensor.
-        weight: its path values after the step; they are overwritten.
+        item: the tensor, with its path values after the step; they are overwritten.
         before: its weights before the step.
-        scale: the factors of the way in.
-        turn: ``1 / R_tail`` by tail, 1 by head.
+        turn: ``R_tail`` by tail, 1 by head.
     """
-    kind = torch.promote_types(weight.dtype, torch.float32)
-    factor = edge_factor(*scale.of(entry, kind))
-    start = before if factor is None else (before * factor).to(weight.dtype)
-    change = weight.to(kind) - start.to(kind)
+    kind = torch.promote_types(item.weight.dtype, torch.float32)
+    tail, head = item.tail, item.head
+    factor = head if tail is None else tail if head is None else tail * head
+    start = before if factor is None else (before * factor).to(before.dtype)
+    change = item.weight.to(kind) - start.to(kind)
     if factor is not None:
         change /= factor
-    after = change.add_(before)
-    tail = turn.tail(entry, kind)
-    weight.copy_(after if tail is None else after * tail)
+    after, turned = change.add_(before), turn.tail(item.entry, kind)
+    item.weight.copy_(after if turned is None else after / turned)
 
 
-def leave_relatively_(entry: PathTensor, weight: Tensor, before: Tensor, turn: Factors) -> None:
+def leave_relatively_(item: Entered, before: Tensor, turn: Factors) -> None:
     """Multiply the weights before the step by their relative change."""
-    tail = turn.tail(entry, weight.dtype)
-    weight.mul_(before if tail is None else before * tail)
+    tail = turn.tail(item.entry, item.weight.dtype)
+    item.weight.mul_(before if tail is None else before / tail)
 
 
 __all__ = [
     "CACHED",
     "Factors",
-    "Item",
     "by_tail",
     "enter_",
     "leave_",
     "leave_exactly_",
     "leave_relatively_",
-    "restore_",
+    "put_right_",
 ]

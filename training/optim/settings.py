@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_numbers
 from pathspace.files.checkpoints import bare
@@ -33,6 +34,14 @@ class Manner:
     cap: float | None = None
     relative: bool = False
     min_ratio: float = 1e-12
+
+
+def memoryless(optimizers: Sequence[Optimizer]) -> bool:
+    """Whether steps are those of SGD without momentum, so that no state depends on coordinates."""
+    return all(
+        type(one) is SGD and not any(group["momentum"] for group in one.param_groups)
+        for one in optimizers
+    )
 
 
 def expect_parameters(owner: str, params: object) -> list[Any]:

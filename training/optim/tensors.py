@@ -210,9 +210,12 @@ class PathTensor:
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
+        by_column: whether it is seen as a matrix with one tail for each column.
         taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
+        nothing: as many zeros (in the memory of one).
+        edges: position among the tensors that have some.
         lost: whether some of its edges belong to dead units, and are constant.
         still: whether it is frozen.
     """
@@ -227,9 +230,12 @@ class PathTensor:
     heads: tuple[int, tuple[int, ...] | None] | None = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
+    by_column: bool = False
     taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
+    nothing: Tensor = field(default_factory=lambda: torch.zeros(0))
+    edges: int = 0
     lost: bool = False
     still: bool = False
 
@@ -241,6 +247,35 @@ class PathTensor:
     def seen(self, tensor: Tensor) -> Tensor:
         """A tensor like the local part of the parameter, in the shape of a step."""
         return tensor if self.view is None else tensor.view(self.view)
+
+
+@dataclass(eq=False, slots=True)
+class Entered:
+    """One tensor inside a step.
+
+    Attributes:
+        entry: the tensor.
+        weight: its local part, in the shape of a step.
+        gradient: the gradient by it, in the same shape and type.
+        before: its weights before the step, where they are needed.
+        written: the gradient by path values.
+        total: products ``w g``, then their sums by tail.
+        tail: factors by tail.
+        head: factors by head.
+        at_edges: the gradient at edges on the trees.
+        lent: whether the gradient is divided in place, and to be put right again.
+    """
+
+    entry: PathTensor
+    weight: Tensor
+    gradient: Tensor | None
+    before: Tensor | None
+    written: Tensor | None
+    total: Tensor | None = None
+    tail: Tensor | None = None
+    head: Tensor | None = None
+    at_edges: Tensor | None = None
+    lent: bool = False
 
 
 @dataclass
@@ -273,21 +308,26 @@ class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
     Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
-    ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
-    their reciprocals.
+    ``T_out`` by id, then, where a product divides by some, the reciprocals of both; ``[R, 1 / R]``
+    are the ratios of all chains and their reciprocals.
 
     Attributes:
         entries: the tensors.
+        one: the number that ends the edges on the trees, float64.
         edges: for every unit and tree, the position of its edge among the edges on the trees (and
             their reciprocals, after a final 1): the first factors of the products.
+        divides: whether some of these factors are reciprocals.
         jumps: for every product, the product by which it is multiplied, once per doubling of the
             length; ``None``: the trees have products of scales, and are walked.
         both: whether the first factors already include the reciprocals of all products.
-        factors: positions in the table of all factors by tail, then by head.
+        inverse: whether the reciprocals of all products are needed.
+        factors: positions in the table of all factors by tail, then by head; last, those of the
+            unit that represents each chain, the root's included, along both trees.
+        parts: numbers of the factors, and of the chains, twice.
         sizes: numbers of factors of the tensors, in their order; the first ones by tail.
         tail_pieces: number of the tensors with factors by tail.
         edge_counts: numbers of edges on the trees of the tensors that have some.
-        of_tails: positions in ``[R, 1 / R]`` of ``1 / R_tail``, for all factors by tail.
+        of_tails: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail.
         of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
             edges on the trees on this device (the root's for constant weights).
         target: the chain to which an entry contributes: first the sums by tail, then the edges.
@@ -296,18 +336,20 @@ class Layout:
             that it counts; ``None`` without sharding.
         total: number of all edges on the trees.
         alive: mask of the factors that no dead unit has; ``None``: all.
-        first: positions of the products of the unit that represents each chain, the root's
-            included, along both trees; shape ``(2, chains)``.
         chain: the chain of every id.
         chains: for each group, its chains.
         spans: block -> range of its edges on the trees among all.
     """
 
     entries: tuple[PathTensor, ...]
+    one: Tensor
     edges: Tensor
+    divides: bool
     jumps: tuple[Tensor, ...] | None
     both: bool
+    inverse: bool
     factors: Tensor
+    parts: list[int]
     sizes: list[int]
     tail_pieces: int
     edge_counts: list[int]
@@ -318,7 +360,6 @@ class Layout:
     shared: tuple[Tensor, Tensor] | None
     total: int
     alive: Tensor | None
-    first: Tensor
     chain: np.ndarray
     chains: tuple[slice, ...]
     spans: dict[int, range]
@@ -358,12 +399,19 @@ def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
         tensor.put_(where, values)
 
 
+def all_true(mask: Tensor) -> bool:
+    """Whether a mask is true everywhere, as far as one can see without waiting for a device."""
+    return mask.device.type == "cpu" and bool(mask.numpy().all())
+
+
 __all__ = [
+    "Entered",
     "Guest",
     "Indices",
     "Layout",
     "PathTensor",
     "Spread",
+    "all_true",
     "as_gradient",
     "fill",
     "find_indices",

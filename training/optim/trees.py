@@ -15,7 +15,7 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.graph.growing import tree_of_edges
 from pathspace.paths.skeleton import Skeleton
 
-from .tensors import Layout, Spread, local
+from .tensors import Layout, Spread, all_true, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +25,17 @@ class TreeProducts:
     Attributes:
         tree: the weights on the trees of all devices, float64.
         here: those on this device.
-        table: the products along ``T_in`` by id, along ``T_out`` by id, then all their reciprocals.
+        table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals
+            where they are needed.
+        factors: the products at the tails, then at the heads of all tensors.
+        chains: the path values of all chains; 1 for the root.
     """
 
     tree: Tensor
     here: Tensor
     table: Tensor
+    factors: Tensor
+    chains: Tensor
 
     @classmethod
     def of(cls, owner: str, layout: Layout, skeleton: Skeleton, spread: Spread) -> TreeProducts:
@@ -45,66 +50,55 @@ class TreeProducts:
             skeleton: the skeleton.
             spread: how the tensors are sharded.
         """
-        here = read(layout)
-        tree = here
+        some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
+        # (the last number makes all of them float64)
+        ends = torch.cat([*some, layout.one])
+        here = tree = ends[:-1]
         if layout.shared is not None:
             places, counts = layout.shared
             tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
             here = tree.index_select(0, places)
-        # (numbers of a processor can be looked at without waiting)
-        if tree.device.type == "cpu" and not np.from_dlpack(tree.detach()).all():
-            cls(tree, here, tree).expect_numbers(owner, layout, skeleton)
-        ends = torch.cat([tree, tree.new_ones(1)])
+            ends = torch.cat([tree, layout.one])
+        if tree.device.type == "cpu" and not all_true(tree):
+            expect_numbers(owner, tree, layout, skeleton)
         if layout.jumps is None:
             weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
             table = table.to(tree.device)
         else:
-            table = torch.cat([ends, ends.reciprocal()]).index_select(0, layout.edges)
+            first = torch.cat([ends, ends.reciprocal()]) if layout.divides else ends
+            table = first.index_select(0, layout.edges)
             for jump in layout.jumps:
                 table = table * table.index_select(0, jump)
-        if not layout.both:
+        if layout.inverse and not layout.both:
             table = torch.cat([table, table.reciprocal()])
-        return cls(tree, here, table)
+        found = table.index_select(0, layout.factors).split_with_sizes(layout.parts)
+        return cls(tree, here, table, found[0], found[1] * found[2])
 
-    def chains(self, layout: Layout) -> Tensor:
-        """The path values of all chains; 1 for the root."""
-        before, after = self.table.index_select(0, layout.first.view(-1)).view(2, -1)
-        values: Tensor = before * after
-        return values
 
-    def expect_numbers(self, owner: str, layout: Layout, skeleton: Skeleton) -> None:
-        """Refuse weights on the trees that are 0, NaN or infinite.
+def expect_numbers(owner: str, tree: Tensor, layout: Layout, skeleton: Skeleton) -> None:
+    """Refuse weights on the trees that are 0, NaN or infinite.
 
-        Raises:
-            UnsupportedError: there is one.
-        """
-        bad = (self.tree == 0) | ~self.tree.isfinite()
-        if not bool(bad.any()):
-            return
-        place = int(bad.nonzero()[0])
-        found, name = float(self.tree[place]), ""
-        for block, span in layout.spans.items():
-            if place in span:
-                name = skeleton.graph.blocks[block].name
-        raise UnsupportedError(
-            f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
-            + (
-                "non-zero ones; choose the skeleton again from the model as it stands, or"
-                " init_skeleton_(model, skeleton) first."
-                if found == 0
-                else "finite ones; load weights from before they diverged."
-            )
+    Raises:
+        UnsupportedError: there is one.
+    """
+    bad = (tree == 0) | ~tree.isfinite()
+    if not bool(bad.any()):
+        return
+    place = int(bad.nonzero()[0])
+    found, name = float(tree[place]), ""
+    for block, span in layout.spans.items():
+        if place in span:
+            name = skeleton.graph.blocks[block].name
+    raise UnsupportedError(
+        f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
+        + (
+            "non-zero ones; choose the skeleton again from the model as it stands, or"
+            " init_skeleton_(model, skeleton) first."
+            if found == 0
+            else "finite ones; load weights from before they diverged."
         )
-
-
-def read(layout: Layout) -> Tensor:
-    """The weights on the trees on this device, in float64."""
-    some = []
-    for entry in layout.entries:
-        if entry.count:
-            some.append(local(entry.parameter).take(entry.where))
-    return torch.cat(some).double() if some else torch.zeros(0, dtype=torch.float64)
+    )
 
 
 def digest(text: str) -> Tensor:
@@ -204,6 +198,7 @@ __all__ = [
     "choice",
     "digest",
     "edges_of",
+    "expect_numbers",
     "fingerprint",
     "kept_of",
     "mark_of",

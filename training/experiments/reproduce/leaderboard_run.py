@@ -22,9 +22,10 @@ import pathspace as ps
 from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
-from ...optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton_
+from ...optim import GSGD, GAdam, GaugeFixed, init_skeleton_
 from ...optim.shell import Shell
 from ...optim.sweeps import movable
+from ...path_sgd import PathSGD
 from ..adapters import LoRARite, lora_plus
 from ..task import Split
 from ..tasks.text import token_loss
