@@ -37,15 +37,25 @@ def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct columns of ids without exact zeros, and the number of each column (or the count)."""
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
-    number = some[0]
-    for row in some[1:] if len(some) > 1 else some:
-        # (one number for both ids, which are below 2^31)
+    rows = [_small(row) for row in some]
+    number = rows[0]
+    for row in rows[1:] or rows:
+        # (one number for both ids)
         number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
     count = int(number.max()) + 1 if len(number) else 0
     first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
     which = torch.full((columns.shape[1],), count)
     which[kept] = number
     return some[:, first], which
+
+
+def _small(ids: Tensor) -> Tensor:
+    """Numbers below ``2^31``, equal where the ids are equal."""
+    return (
+        ids
+        if not len(ids) or int(ids.abs().max()) < 2**31
+        else torch.unique(ids, return_inverse=True)[1]
+    )
 
 
 class Powers:

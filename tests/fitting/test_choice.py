@@ -362,7 +362,7 @@ def test_another_model_is_refused_in_a_sentence(objective: Any) -> None:
             ps.choose_gauge(other, graph, objective, x)
         with pytest.raises(ps.InputError, match=f"rescale_ found {why}"):
             ps.rescale_(other, graph, torch.zeros(5))
-        with pytest.raises(ps.InputError, match=f"balance found {why}"):
+        with pytest.raises(ps.InputError, match=f"balance_ found {why}"):
             ps.balance_(other, graph)
 
 

@@ -16,10 +16,10 @@ import pathspace as ps
 from pathspace.diagnostics import MarkovChain, jacobian, signal, spectrum, top_singular, trace_k
 from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_, penalise_
 
+# (``numpy`` refuses tensors of a device, so it never waits for one)
 METHODS = (
     "item",
     "tolist",
-    "numpy",
     "cpu",
     "__bool__",
     "__float__",
