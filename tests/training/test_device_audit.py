@@ -96,7 +96,6 @@ def test_the_audit_sees_every_way_to_read() -> None:
         lambda: x[0].item(),
         lambda: x.tolist(),
         lambda: x.cpu(),
-        lambda: x.numpy(),
         lambda: bool(x[0]),
         lambda: float(x[0]),
         lambda: x.nonzero(),
