@@ -121,16 +121,15 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
     flat: list[Any] = list(end.args[0])
     outputs, kept = flat[: len(flat) - len(found.kept)], flat[len(flat) - len(found.kept) :]
     # what the model holds after the run, where it is another tensor than before
+    # (a tensor that was there before has changed if it was written)
     changed: dict[Any, tuple[str, str]] = {}
+    for number, place in found.places.items():
+        if number in found.held and place in last:
+            changed.setdefault(last[place], found.sources[place])
     read = set(map(id, found.constants.values()))
     for node, (kind, name, before) in zip(kept, found.kept, strict=True):
-        # (a tensor that was there before has changed if it was written)
-        place = found.places.get(id(before), "") if kind != "state" else ""
-        value = (
-            last.get(place) if place else node if kind != "state" or id(before) in read else None
-        )
-        if value is not None:
-            changed.setdefault(value, (kind, name))
+        if kind != "state" or id(before) in read:
+            changed.setdefault(node, (kind, name))
     decide = set(map(id, found.read))
     if any(
         id(fake.values.get(name)) in decide for kind, name in changed.values() if kind == "buffer"

@@ -145,8 +145,10 @@ class Recorder:
         module: the graph module: its placeholders are parameters, buffers and inputs; its outputs
             are those of the model, and then what it keeps.
         sources: placeholder name -> (kind, name).
-        kept: kind and name of what the last outputs are; the kind is ``"state"`` for ordinary
-            attributes, which come with the tensor that the attribute was before.
+        kept: kind and name of what the last outputs are, which the model holds in place of other
+            tensors; the kind is ``"state"`` for ordinary attributes, which come with the tensor
+            that the attribute was before.
+        held: id of every registered tensor that the fake model holds after the run.
         inputs: the example inputs in the order of their placeholders.
         constants: placeholder name -> tensor that is neither parameter nor buffer.
         places: id of a registered tensor of the fake model -> name of its placeholder.
@@ -244,11 +246,13 @@ class Recorder:
             while self._entered:
                 self._leave()
         held = self.fake.held()
+        self.held = frozenset(id(tensor) for *_, tensor in held)
+        registered = {id(tensor) for *_, tensor in self._registered}
+        new = [entry for entry in held if id(entry[2]) not in registered]
         after = self._attributes()
         state = [key for key in before if key in after and after[key] is not before[key]]
-        self.kept = [(kind, name, tensor) for kind, name, tensor in held]
-        self.kept += [("state", key[1], before[key]) for key in state]
-        return [*found, *(tensor for *_, tensor in held), *(after[key] for key in state)]
+        self.kept = [*new, *(("state", key[1], before[key]) for key in state)]
+        return [*found, *(tensor for *_, tensor in new), *(after[key] for key in state)]
 
     def _attributes(self) -> dict[tuple[int, str], Tensor]:
         """The tensors in ordinary attributes of modules."""
