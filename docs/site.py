@@ -45,6 +45,8 @@ SHIM = (
     "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
 )
 COMMAND = re.compile(r"^## (`pathspace .*)$", re.MULTILINE)
+# a checkout has notebooks where the site has pages
+NOTEBOOK = re.compile(r"\]\(((?:\.\./)*(?:gallery/)?\w+)\.ipynb\)")
 CODE = re.compile(r"`[^`\n]*`")
 # long tables that would hide the pages that explain
 TABLES = (
@@ -156,6 +158,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """
     if page.file.src_uri.removesuffix(".md") in TABLES:
         page.meta["search"] = {"exclude": True}
+    if not page.file.src_uri.startswith("gallery/") or page.file.src_uri == "gallery/index.md":
+        markdown = NOTEBOOK.sub(r"](\1.md)", markdown)
     if page.file.src_uri == "command-line.md":
         parts = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
         markdown = "".join(part + "".join(map(options, commands(part))) + "\n" for part in parts)

@@ -19,4 +19,13 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_found, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        return _found(name)
+    except AttributeError:
+        from .namespace import unknown
+
+        raise AttributeError(unknown(__name__, name, __all__)) from None

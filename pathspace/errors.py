@@ -132,11 +132,10 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
             {"PathLike"} if hasattr(value, "__fspath__") else set()
         )
         if not (classes & set(kinds) if kinds else callable(value)):
-            hint = (
-                "call graph.skeleton()"
-                if name == "skeleton" and "Structure" in classes
-                else "check the order of the arguments"
-            )
+            hint = "check the order of the arguments"
+            if name == "skeleton" and classes & {"Structure", "Masks"}:
+                call = "graph.skeleton()" if "Structure" in classes else "masks.skeleton(graph)"
+                hint = f"call {call}"
             raise InputTypeError(
                 f"{owner} found a {type(value).__name__} as its {name}, expected {expected}"
                 f"{' or None' * or_none}; {hint}."

@@ -25,11 +25,16 @@ PAGE = (
 
 
 class Shown:
-    """A result: a data class with a row for each field, or a table of its own (``__rich__``)."""
+    """A result: a data class with a row for each field, a text of its own (``__str__``), or a
+    table of its own (``__rich__``).
+    """
 
     def __rich__(self) -> RenderableType:
         from rich.table import Table
+        from rich.text import Text
 
+        if type(self).__str__ is not Shown.__str__:
+            return Text(str(self))
         table = Table(title=type(self).__name__, show_header=False, title_justify="left")
         for name, value in _fields(self).items():
             table.add_row(name, _cell(value))
@@ -46,11 +51,15 @@ class Shown:
             cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """The fields that are numbers or short texts, in one line."""
+        """The fields that are numbers or texts, in one line; how many entries others have."""
         own = _fields(self)
-        kept = {name: value for name, value in own.items() if isinstance(value, SHORT)}
-        parts = [f"{name}={value!r:.80}" for name, value in kept.items()]
-        return f"{type(self).__name__}({', '.join(parts + ['...'] * (len(kept) < len(own)))})"
+        parts = []
+        for name, value in own.items():
+            if isinstance(value, SHORT):
+                parts.append(f"{name}={shorten(repr(value), CELL)}")
+            elif isinstance(value, Sized) and not hasattr(value, "shape"):
+                parts.append(f"{name}=<{len(value):,}>")
+        return f"{type(self).__name__}({', '.join(parts + ['...'] * (len(parts) < len(own)))})"
 
     def __str__(self) -> str:
         console = _console()
@@ -62,6 +71,11 @@ class Shown:
         console = _console(record=True)
         console.print(self)
         return console.export_html(inline_styles=True, code_format=PAGE)
+
+
+def shorten(text: str, most: int) -> str:
+    """A text of at most so many characters, with dots where it was cut."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _fields(result: Any) -> dict[str, Any]:
@@ -89,7 +103,7 @@ def _cell(value: Any) -> Text:
     text = str(value) if isinstance(value, (*SHORT, type(None))) else repr(value)
     if len(text) > CELL and isinstance(value, Sized):
         text = f"{type(value).__name__} of {len(value)}"
-    return Text(text if isinstance(value, str) else text[:CELL])
+    return Text(text if isinstance(value, str) else shorten(text, CELL))
 
 
 def _console(record: bool = False) -> Console:

@@ -83,6 +83,10 @@ def read_document(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]
         document = json.loads(text)
     require(isinstance(document, Mapping), "the document is not a JSON object")
     assert isinstance(document, Mapping)
+    require(
+        "theorem1" not in document,
+        "this is a certificate, not a proof: write one with pathspace verify --proof FILE",
+    )
     for field, kind in FIELDS.items():
         require(field in document, f"the document lacks {field!r}")
         require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")

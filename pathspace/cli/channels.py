@@ -181,24 +181,8 @@ def compare(
         one, two = (_with_weights(loaded, path) for path in (first, second))
         found = ps.compare(one.model, two.model, one.call(ps.trace))
     names = ("same", "distance", "as_given", "rescaled", "differ", "outputs", "unsearched")
-    agree = "Outputs agree" if found.outputs is not None else "The models cannot be run"
-    verdicts = {
-        True: ("The same up to rescaling and order.", 0),
-        False: ("Different: their outputs differ.", FAILED),
-        None: (f"{agree}, but no order of channels makes the weights equal.", NOT_COMPARED),
-    }
-    verdict, code = verdicts[found.same]
-    lines = [
-        verdict,
-        (
-            f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g}"
-            f" without scales, {found.distance:.3g} without scales and order."
-        ),
-        *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
-        *(f"Not searched: orders in {place}." for place in found.unsearched[:10]),
-    ]
-    deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
-    raise typer.Exit(code)
+    deliver({name: getattr(found, name) for name in names}, json, str(found))
+    raise typer.Exit({True: 0, False: FAILED, None: NOT_COMPARED}[found.same])
 
 
 def smooth(

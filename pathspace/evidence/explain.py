@@ -94,8 +94,8 @@ class Explanation(Shown):
 
         totals = self.totals
         title = (
-            f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} pinned,"
-            f" {totals['unused']:,} unused"
+            f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} outside it,"
+            f" {totals['unused']:,} unused; {len(self.graph.pinned):,} operations fix scales"
         )
         table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for column in ("parameter", "shape", "status", "scales", "why"):

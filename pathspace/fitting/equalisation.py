@@ -62,7 +62,7 @@ class Equalised(Shown):
     made_up: bool
 
     def __str__(self) -> str:
-        on = "random inputs" if self.made_up else "the calibration batches"
+        on = "random inputs" if self.made_up else "the given inputs"
         form = f"{self.bits} bits per {self.per}"
         if not self.helped:
             return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -270,7 +271,10 @@ class GraphInterpreter(Generic[S]):
         known = self.semantics.known_ids(flat_values((args, kwargs)))
         try:
             result = function(self.semantics, *args, **kwargs)
-        except ValueError:
+        except ValueError as error:
+            warnings.warn(
+                f"{where} does not cover a form, so its operands are fixed: {error}", stacklevel=2
+            )
             raise
         except Exception as error:
             raise InputTypeError(

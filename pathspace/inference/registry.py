@@ -125,7 +125,7 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
         part of the pin's reason. It warns if torch has no operation of a name.
 
     Raises:
-        InputTypeError: a property has an unknown name.
+        InputTypeError: a property has an unknown name, or an operation is not a name.
         ValueError: the kind is unknown.
 
     Example:
@@ -162,6 +162,12 @@ def state(*operations: str, **stated: Any) -> list[str]:
         raise InputTypeError(
             f"ps.rule states {wrong[0]}={stated[wrong[0]]!r}, expected one of {', '.join(known)}."
         )
+    for name in operations:
+        if not isinstance(name, str):
+            raise InputTypeError(
+                f"ps.rule found a {type(name).__name__}, expected names of operations such as"
+                " 'mylib::leaky'."
+            )
     facts = Facts(**stated)
     if facts.kind not in KINDS:
         raise ValueError(

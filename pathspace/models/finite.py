@@ -73,7 +73,7 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
     if not isinstance(phi, Tensor):
         raise InputTypeError(
             f"{owner} found phi of type {type(phi).__name__}, expected a tensor of shape"
-            f" ({units},); write torch.as_tensor(phi)."
+            f" ({units},); start from torch.zeros({units})."
         )
     if tuple(phi.shape) != (units,):
         raise InputError(

@@ -24,7 +24,7 @@ from ..errors import InputError
 from ..gauge.moves import moved
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
-from ..shown import Shown
+from ..shown import WIDTH, Shown, shorten
 from .counting_vectors import WORD, coefficient_maps, counting_matrix, whole_product
 from .two_trees import TwoTrees
 
@@ -95,6 +95,9 @@ class Path(Shown):
 
         return sympy.Mul(*(symbol(name, index) ** count for name, index, count in self.edges))
 
+    def __repr__(self) -> str:
+        return f"Path({shorten(str(self), WIDTH)!r})"
+
     def __str__(self) -> str:
         parts = []
         for name, index, count in self.edges:
@@ -131,6 +134,9 @@ class BasisPaths(Shown):
     """
 
     skeleton: TwoTrees
+
+    def __repr__(self) -> str:
+        return f"BasisPaths({len(self):,} paths of a skeleton by rule {self.skeleton.rule!r})"
 
     def __rich__(self) -> Table:
         from rich import box

@@ -33,7 +33,7 @@ class Masks(dict[str, dict[str, Tensor]]):
         self.header = dict(header)
 
     def __repr__(self) -> str:
-        return f"Masks({len(self.incoming)} parameters, {self.header})"
+        return f"Masks({len(self.incoming)} parameters, rule={self.header.get('rule', '')!r})"
 
     @property
     def incoming(self) -> dict[str, Tensor]:

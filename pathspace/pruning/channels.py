@@ -145,10 +145,10 @@ class ChannelGroups(Shown):
         that are off on the example inputs would hide differences.
 
         Args:
-            remove: the share of channels to remove in every group where that is possible. Without
-                ``remove`` and ``keep`` a half goes.
+            remove: the share of channels to remove in every group where that is possible, rounded
+                down to whole channels. Without ``remove`` and ``keep`` a half goes.
             keep: what stays instead: a share of the channels, or, by group, a share, a boolean
-                mask, or the numbers of the channels to keep.
+                mask, or the indices of the channels to keep.
             by: what to keep where a share is given, see :meth:`importance`.
 
         Returns:

@@ -58,6 +58,22 @@ class Comparison(Shown):
     outputs: float | None = None
     unsearched: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        agree = "Outputs agree" if self.outputs is not None else "The models cannot be run"
+        verdict = {
+            True: "The same up to rescaling and order.",
+            False: "Different: their outputs differ.",
+            None: f"{agree}, but no order of channels makes the weights equal.",
+        }[self.same]
+        lines = [
+            verdict,
+            f"Relative distance of the weights: {self.as_given:.3g} as given, {self.rescaled:.3g}"
+            f" without scales, {self.distance:.3g} without scales and order.",
+            *(f"{name}: {far:.3g}" for name, far in list(self.differ.items())[:10]),
+            *(f"Not searched: orders in {place}." for place in self.unsearched[:10]),
+        ]
+        return "\n".join(lines)
+
 
 @torch.no_grad()
 def compare(

@@ -36,14 +36,14 @@ def what_stays(owner: str, keep: Any, remove: Any) -> Any:
         if gone is None or not 0 <= gone < 1:
             raise InputError(
                 f"{owner} found {remove=}, expected a share of channels from 0 to below 1; keep="
-                " takes numbers of channels by group."
+                " takes indices of channels by group."
             )
         return 1 - gone
     share = 0.5 if keep is None else share_of(keep)
     if share is None and not isinstance(keep, Mapping):
         raise InputTypeError(
             f"{owner} found {keep=}, expected a share of channels, or a dict from groups to shares,"
-            " masks or numbers of channels."
+            " masks or indices of channels."
         )
     return keep if share is None else share
 
@@ -56,7 +56,7 @@ def _whole_numbers(name: str, value: Any) -> Tensor:
     if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
         raise InputTypeError(
             f"{name!r} found {value!r}, expected a share of channels, a boolean mask, or the"
-            " numbers of channels."
+            " indices of channels."
         )
     return numbers
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from .layout import ids_at, tree_edges
 from .matching import find_names
 from .settings import Manner
 from .tensors import find_indices, local
+
+M = TypeVar("M", bound=nn.Module)
 
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4
@@ -77,7 +80,7 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
         ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
         ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> init_skeleton_(model, skeleton)
+        >>> model = init_skeleton_(model, skeleton)
         >>> multipliers(skeleton).largest
         1.0
     """
@@ -183,7 +186,7 @@ def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def init_skeleton_(model: nn.Module, skeleton: Skeleton) -> None:
+def init_skeleton_(model: M, skeleton: Skeleton) -> M:
     """Set every skeleton weight of ``model`` to +1 or -1 in place, with its sign; the
     function of the model changes.
 
@@ -199,6 +202,9 @@ def init_skeleton_(model: nn.Module, skeleton: Skeleton) -> None:
     Args:
         model: the traced model, or a copy of it with the same parameter names.
         skeleton: its skeleton.
+
+    Returns:
+        The model.
 
     Raises:
         InputTypeError: the arguments are of other types, or in another order.
@@ -236,6 +242,7 @@ def init_skeleton_(model: nn.Module, skeleton: Skeleton) -> None:
         shift = skeleton.graph.shifts.get(name, 0.0)
         ones = (torch.where(held + shift < 0, -1.0, 1.0) - shift).to(held)
         held.copy_(torch.where(mask.to(held.device), ones, held))
+    return model
 
 
 __all__ = ["Multipliers", "init_skeleton_", "multipliers", "warn_of_multipliers", "warn_of_zeros"]
