@@ -625,7 +625,7 @@ def test_a_strict_trace_tells_why_a_rule_does_not_apply(monkeypatch: pytest.Monk
 
     monkeypatch.setitem(RULES, "aten.flip", halves)
     why = r"is pinned, because its rule does not cover this form \(only halves\)"
-    with pytest.raises(ps.UnsupportedError, match=why):
+    with pytest.raises(ps.UnsupportedError, match=why), pytest.warns(match="only halves"):
         ps.trace(Between(lambda h: h.flip(1)), torch.randn(5, 4), strict=True)
 
 
@@ -747,7 +747,8 @@ def test_a_pin_quotes_the_words_of_a_rule(monkeypatch: pytest.MonkeyPatch) -> No
         raise ValueError("in words")
 
     monkeypatch.setitem(RULES, "aten.relu", fails)
-    pins = ps.trace(Between(torch.relu), torch.randn(5, 4)).pinned
+    with pytest.warns(UserWarning, match=r"The rule of aten.relu \(fails\) does not cover a form"):
+        pins = ps.trace(Between(torch.relu), torch.randn(5, 4)).pinned
     assert [pin.reason for pin in pins] == ["its rule does not cover this form (in words)"]
 
 

@@ -42,7 +42,7 @@ def test_notebooks_hold_what_their_sources_say(source: Path) -> None:
 def test_every_notebook_is_in_the_list() -> None:
     listed = (DOCS / "gallery" / "index.md").read_text()
     for source in SOURCES:
-        assert f"]({source.stem}.md)" in listed
+        assert f"]({source.stem}.ipynb)" in listed
 
 
 def test_a_cell_shows_prints_values_and_figures() -> None:
