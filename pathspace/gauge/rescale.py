@@ -151,6 +151,8 @@ def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
         True
     """
     expect_arguments("rescale", model=model, graph=graph)
+    expect_scales("rescale", phi, graph.num_units)
+    expect_blocks("rescale", model, graph)
     return rescale_(safe_deepcopy(model), graph, phi, exact=exact)
 
 
