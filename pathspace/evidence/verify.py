@@ -16,7 +16,7 @@ from ..errors import SEED, InputError, expect_arguments, expect_numbers
 from ..models.finite import check_finite
 from ..models.inputs import arranged, check_inputs, ordinary
 from ..models.nested import leaves
-from ..models.refusals import check_capturable
+from ..models.refusals import check_capturable, check_runs
 from ..models.restored_globals import untouched
 from ..models.running import cast
 from ..models.values import has_values, with_numbers
@@ -108,6 +108,8 @@ def verify(
             )
         else:
             _check_own(graph, model)
+            if not shapes:
+                check_runs(model, args, kwargs)
         skeleton = graph.skeleton(rule=rule, seed=seed)
         basis = skeleton.basis()
         problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)

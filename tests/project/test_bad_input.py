@@ -82,6 +82,7 @@ TABLE: list[tuple[str, Call, type[Exception]]] = [
     ("compare: model", lambda g: ps.compare(g.model, 3, g.x), TYPE),
     ("verify: model", lambda g: ps.verify(3, g.x), TYPE),
     ("verify: seed", lambda g: ps.verify(g.model, g.x, seed="a"), TYPE),
+    ("verify: no inputs", lambda g: ps.verify(g.model, graph=g.graph), ps.CaptureError),
     ("symbolic: graph", lambda g: ps.symbolic("graph"), TYPE),
     ("load_masks: file", lambda g: ps.load_masks("nowhere.safetensors"), VALUE),
     ("GSGD: lr", lambda g: g.sgd(lr=-1.0), VALUE),
