@@ -72,7 +72,7 @@ class GSGD(PathSpace):
         ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
-        >>> init_skeleton_(model, skeleton)
+        >>> _ = init_skeleton_(model, skeleton)
         >>> optimizer = GSGD(model.named_parameters(), lr=0.05, skeleton=skeleton)
         >>> losses = []
         >>> for _ in range(50):
@@ -178,7 +178,7 @@ class GAdam(PathSpace):
         ... )
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
         >>> skeleton = ps.trace(model, x).skeleton()
-        >>> init_skeleton_(model, skeleton)
+        >>> _ = init_skeleton_(model, skeleton)
         >>> optimizer = GAdam(model.named_parameters(), lr=0.01, skeleton=skeleton)
         >>> losses = []
         >>> for _ in range(50):

@@ -218,7 +218,7 @@ def init_skeleton_(model: M, skeleton: Skeleton) -> M:
         ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
         ... )
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> init_skeleton_(model, skeleton)
+        >>> _ = init_skeleton_(model, skeleton)
         >>> model[2].weight.abs().tolist()
         [[1.0, 1.0]]
     """
