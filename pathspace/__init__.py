@@ -26,6 +26,6 @@ def __getattr__(name: str) -> object:
     try:
         return _found(name)
     except AttributeError:
-        from .namespace import unknown
+        from .namespace import unknown_name
 
-        raise AttributeError(unknown(__name__, name, __all__)) from None
+        raise AttributeError(unknown_name(__name__, name, __all__)) from None

@@ -34,8 +34,8 @@ from .inference.registry import rule as rule
 from .models.carried import Carried as Carried
 from .models.values import without_weights as without_weights
 from .paths.draw import draw as draw
+from .paths.mask_files import save_masks as save_masks
 from .paths.masks import load_masks as load_masks
-from .paths.masks import save_masks as save_masks
 from .paths.norms import path_norm as path_norm
 from .paths.norms import path_statistics as path_statistics
 from .paths.skeleton import Skeleton as Skeleton

@@ -21,7 +21,7 @@ ELSEWHERE = {
 }
 
 
-def unknown(package: str, name: str, public: Collection[str]) -> str:
+def unknown_name(package: str, name: str, public: Collection[str]) -> str:
     """The sentence for a name that a package does not have."""
     sentence = f"module {package!r} has no attribute {name!r}"
     if name.startswith("_"):

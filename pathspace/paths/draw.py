@@ -14,8 +14,8 @@ import numpy as np
 from ..errors import InputError, UnsupportedError, expect_arguments
 from ..files.pictures import FORMATS, save
 from ..files.writing import expect_suffix
-from .basis import Path
-from .skeleton import Skeleton
+from .basis import BasisPaths, Path
+from .two_trees import TwoTrees
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ Edge = tuple[Hashable, Hashable, dict[str, Any], float]
 
 
 def draw(
-    skeleton: Skeleton,
+    skeleton: TwoTrees,
     file: str | os.PathLike[str] | None = None,
     level: str = "auto",
     path: int | Path | None = None,
@@ -105,8 +105,8 @@ def draw(
     positions = {node: place * inches for node, place in places.items()}
     (_paint_scalars if scalar else _paint_blocks)(axes, graph, positions, edges)
     title = (
-        f"{weights:,} weights, {skeleton.graph.num_units:,} units, {len(skeleton.basis()):,} basis"
-        " paths"
+        f"{weights:,} weights, {skeleton.graph.num_units:,} units,"
+        f" {len(BasisPaths(skeleton)):,} basis paths"
     )
     room = int(12 * size[0])
     if chosen is not None:
@@ -118,8 +118,8 @@ def draw(
     return figure
 
 
-def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
-    basis = skeleton.basis()
+def _chosen(skeleton: TwoTrees, path: int | Path | None) -> Path | None:
+    basis = BasisPaths(skeleton)
     if isinstance(path, Path):
         return path
     if path is None:
@@ -136,7 +136,7 @@ def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
     return basis[path]
 
 
-def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
+def scalar_graph(skeleton: TwoTrees, chosen: Path | None) -> nx.MultiDiGraph:
     """Single weights; the root is taken apart into inputs, the constant one, and outputs."""
     graph, result = skeleton.graph, nx.MultiDiGraph()
     tails, heads = graph.ends()
@@ -176,7 +176,7 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
     return label, sides
 
 
-def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
+def _blocks(skeleton: TwoTrees) -> nx.MultiDiGraph:
     graph, result = skeleton.graph, nx.MultiDiGraph()
     label, sides = unit_groups(graph)
     groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}

@@ -1,8 +1,7 @@
-"""Skeleton masks as a safetensors file with a header."""
+"""Masks read from a file, and the skeleton that they make."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from os import PathLike
 
@@ -11,13 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import InputError, expect_arguments
-from ..files.tensor_files import StoredTensor, TensorFile, as_bytes, write
-from ..files.writing import existing_file, replacing
+from ..files.tensor_files import TensorFile
+from ..files.writing import existing_file
 from ..graph.growing import tree_of_edges
 from ..graph.structure import Structure
+from .mask_files import FORMAT
 from .skeleton import Skeleton
-
-FORMAT = "pathspace-masks/1"
 
 
 class Masks(dict[str, dict[str, Tensor]]):
@@ -96,66 +94,6 @@ class Masks(dict[str, dict[str, Tensor]]):
         tree_out = tree_in if one else tree_of_edges(graph, False, found[1])
         rule, seed = self.header.get("rule", "modulo"), int(self.header.get("seed", 0))
         return Skeleton(graph, tree_in, tree_out, rule, seed)
-
-
-def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
-    """Write the masks of a skeleton as one safetensors file.
-
-    Tensors are named ``incoming/<parameter>`` and ``outgoing/<parameter>`` and have dtype bool
-    and the parameter's shape. The header's metadata holds the format, the rule and its seed, and
-    the figures of the graph.
-
-    Args:
-        skeleton: the skeleton.
-        path: the file; an existing file is replaced completely or not at all.
-
-    Raises:
-        InputError: the path cannot be written.
-        InputTypeError: something else stands in the place of the skeleton.
-
-    Example:
-        >>> import tempfile, torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-        ... )
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ps.save_masks(
-        ...         ps.trace(model, torch.randn(1, 2)).skeleton(), f"{folder}/masks.safetensors"
-        ...     )
-        ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
-        >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
-        ('2', [[True, True]])
-    """
-    expect_arguments("save_masks", skeleton=skeleton)
-    graph = skeleton.graph
-    header = {
-        "format": FORMAT,
-        "rule": skeleton.rule,
-        "seed": str(skeleton.seed),
-        "weights": str(graph.num_weights),
-        "units": str(graph.num_units),
-        "dimension": str(graph.dimension),
-        "pinned": json.dumps(sorted({pin.op for pin in graph.pinned})),
-        "unused": json.dumps(list(graph.unused)),
-        "meaning": (
-            "incoming: one entering edge per unit (tree T_in); outgoing: one leaving edge per unit"
-            " (tree T_out); skeleton = incoming or outgoing"
-        ),
-    }
-    parts = ("incoming", "outgoing")
-    entries = {
-        f"{part}/{block.name}": StoredTensor.of(torch.bool, block.shape)
-        for part in parts
-        for block in graph.blocks
-    }
-
-    def data(key: str) -> list[memoryview]:
-        # one mask at a time, as all together may be more than the memory holds
-        part, name = key.split("/", 1)
-        return [as_bytes(skeleton.mask(name, skeleton.positions(name)[parts.index(part)]))]
-
-    with replacing(path) as temporary:
-        write(temporary, entries, data, header)
 
 
 def load_masks(path: str | PathLike[str]) -> Masks:

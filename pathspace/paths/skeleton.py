@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from os import PathLike
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -18,10 +19,12 @@ from ..graph.structure import Structure
 from ..models.finite import expect_finite
 from ..models.values import require_values, with_numbers
 from ..shown import Shown
-from .basis import BasisPaths
+from .basis import BasisPaths, Path
+from .mask_files import save_masks
 from .two_trees import TwoTrees
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.table import Table
 
 M = TypeVar("M", bound=nn.Module)
@@ -36,6 +39,22 @@ class Skeleton(Shown, TwoTrees):
     def basis(self) -> BasisPaths:
         """The basis paths of the two trees."""
         return BasisPaths(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the masks as one safetensors file, see :func:`pathspace.save_masks`."""
+        save_masks(self, path)
+
+    def draw(
+        self,
+        file: str | PathLike[str] | None = None,
+        level: str = "auto",
+        path: int | Path | None = None,
+    ) -> Figure:
+        """Draw the reduction graph with the skeleton, see :func:`pathspace.draw`."""
+        # (slow to import)
+        from .draw import draw
+
+        return draw(self, file, level, path)
 
     def __rich__(self) -> Table:
         from rich import box

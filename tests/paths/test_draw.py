@@ -31,7 +31,7 @@ def test_every_model_can_be_drawn(name: str, level: str) -> None:
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
 def test_pictures_are_files(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"graph{suffix}"
-    ps.draw(skeleton_of("mlp_2x3x5x2"), file)
+    skeleton_of("mlp_2x3x5x2").draw(file)
     head = file.read_bytes()
     assert head.startswith({".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix])
     if suffix == ".svg":

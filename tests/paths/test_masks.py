@@ -22,6 +22,8 @@ def skeleton() -> ps.Skeleton:
 def test_round_trip(tmp_path: Path) -> None:
     chosen, path = skeleton(), tmp_path / "masks.safetensors"
     ps.save_masks(chosen, path)
+    chosen.save(other := tmp_path / "other.safetensors")
+    assert other.read_bytes() == path.read_bytes()
     masks = ps.load_masks(path)
     assert len(repr(masks)) < 1000
     for name, mask in chosen.masks.items():

@@ -54,7 +54,7 @@ from .tensors import (
     local_gradient,
     whole,
 )
-from .trees import TreeProducts, expect_numbers
+from .trees import TreeProducts, expect_tree_weights
 
 HALF = (torch.float16, torch.bfloat16)
 # products of two such numbers are numbers of float32
@@ -207,7 +207,7 @@ class PathCoordinates:
                 tensor's type.
         """
         products = self.products()
-        expect_numbers(self.owner, products.tree, self.layout, self.skeleton)
+        expect_tree_weights(self.owner, products.tree, self.layout, self.skeleton)
         if self.manner.relative:
             return
         kept = self.start()

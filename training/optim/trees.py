@@ -60,7 +60,7 @@ class TreeProducts:
             here = tree.index_select(0, places)
             ends = torch.cat([tree, layout.one])
         if tree.device.type == "cpu" and not all_true(tree):
-            expect_numbers(owner, tree, layout, skeleton)
+            expect_tree_weights(owner, tree, layout, skeleton)
         if layout.jumps is None:
             weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
@@ -76,7 +76,7 @@ class TreeProducts:
         return cls(tree, here, table, found[0], found[1] * found[2])
 
 
-def expect_numbers(owner: str, tree: Tensor, layout: Layout, skeleton: Skeleton) -> None:
+def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skeleton) -> None:
     """Refuse weights on the trees that are 0, NaN or infinite.
 
     Raises:
@@ -198,7 +198,7 @@ __all__ = [
     "choice",
     "digest",
     "edges_of",
-    "expect_numbers",
+    "expect_tree_weights",
     "fingerprint",
     "kept_of",
     "mark_of",
