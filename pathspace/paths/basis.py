@@ -45,30 +45,42 @@ class Path(Shown):
         numbers: edge numbers, increasing, each once.
         counts: how often the walk uses each (negative: against its direction); ``int64``, or Python
             integers if 64 bits are not enough.
+        order: edge numbers in the order in which the walk passes them; empty if it is known by
+            its counts alone.
     """
 
     graph: Structure = field(repr=False)
     numbers: np.ndarray
     counts: np.ndarray
+    order: tuple[int, ...] = field(default=(), repr=False)
 
     @classmethod
     def from_edges(cls, graph: Structure, edges: Iterable[int]) -> Path:
         """The path that passes a sequence of edges (numbers below 0, outside path
         space, count as constants).
         """
-        numbers, counts = np.unique([edge for edge in edges if edge >= 0], return_counts=True)
-        return cls(graph, numbers.astype(np.int64), counts.astype(np.int64))
+        order = tuple(edge for edge in edges if edge >= 0)
+        numbers, counts = np.unique(order, return_counts=True)
+        return cls(graph, numbers.astype(np.int64), counts.astype(np.int64), order)
 
     @property
     def edges(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
         """``(parameter name, index, count)`` for every weight passed."""
-        result = []
-        for number, count in zip(self.numbers.tolist(), self.counts.tolist(), strict=True):
-            block, flat = self.graph.locate(number)
-            shape = self.graph.blocks[block].shape
-            index = tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
-            result.append((self.graph.blocks[block].name, index, count))
-        return tuple(result)
+        counted = zip(self.numbers.tolist(), self.counts.tolist(), strict=True)
+        return tuple((*self._weight(number), count) for number, count in counted)
+
+    @property
+    def walk(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """``(parameter name, index)`` of every weight in the order in which the path passes
+        them; the ``s``-th pass of a recurrent weight leads to step ``s`` after the input.
+        """
+        return tuple(map(self._weight, self.order))
+
+    def _weight(self, number: int) -> tuple[str, tuple[int, ...]]:
+        block, flat = self.graph.locate(number)
+        shape = self.graph.blocks[block].shape
+        index = tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
+        return self.graph.blocks[block].name, index
 
     @property
     def counting_vector(self) -> np.ndarray:

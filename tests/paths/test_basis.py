@@ -345,3 +345,29 @@ def test_a_unit_waits_for_a_large_weight_whatever_comes_first(small: str) -> Non
         getattr(model, small).weight.mul_(1e-4)
     graph = ps.trace(model, torch.randn(2, 4))
     assert entered(graph, "magnitude") == {f"{'other' if small == 'a' else 'a'}.weight"}
+
+
+class First(nn.Module):
+    """The first of several results."""
+
+    def forward(self, results: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return results[0]
+
+
+def test_equation_3_sums_paths_in_their_order() -> None:
+    """An output of an RNN is the sum over its paths of value, activation status and input."""
+    torch.manual_seed(0)
+    rnn, out = nn.RNN(2, 3, nonlinearity="relu", bias=False), nn.Linear(3, 2, bias=False)
+    model, x = nn.Sequential(rnn, First(), out).double(), torch.randn(4, 1, 2).double()
+    active, total = rnn(x)[0][:, 0] > 0, torch.zeros(2).double()
+    count = 0
+    for path in ps.trace(model, x).paths():
+        (_, (unit, start)), *passes, (_, (end, _)) = path.walk
+        units = [unit, *(index[0] for _, index in passes)]
+        first = 4 - len(units)
+        assert [index[1] for _, index in passes] == units[:-1]
+        status = all(active[first + step, unit] for step, unit in enumerate(units))
+        total[end] += path.value * status * x[first, 0, start]
+        count += 1
+    assert count == 2 * 2 * (3 + 9 + 27 + 81)
+    torch.testing.assert_close(total, model(x)[-1, 0])
