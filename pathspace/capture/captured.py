@@ -86,7 +86,7 @@ OWN = f"{PurePath(__file__).parent}{os.sep}"
 def source_line() -> str:
     """The line of the model's code that is running, in the form of a stack trace."""
     for frame, number in traceback.walk_stack(None):
-        file = frame.f_code.co_filename
+        file = inspect.getfile(frame)
         if not file.startswith((TORCH, OWN)):
             return f'File "{file}", line {number}'
     return ""

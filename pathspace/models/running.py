@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .copies import safe_deepcopy
 from .isolation import quiet, seed_torch, torch_kept
 from .modes import as_written, precision
 from .nested import leaves, mapped, real_leaves
+from .values import unseen
 from .walk import holders, tensors_of
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
@@ -223,7 +224,7 @@ def evaluate(
         if name in tensors:
             held[id(tensor)] = tensors[name]
     # (modes would see how the tensors of attributes are copied)
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with unseen():
         copy = safe_deepcopy(model, replaced=held)
     args, kwargs = mapped(Tensor.clone, (tuple(args), dict(kwargs or {})))
     return copy(*args, **kwargs)

@@ -85,8 +85,7 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     return [
         (key, value)
         for key, value in vars(module).items()
-        if type(value) not in SIMPLE
-        and key not in REGISTERED
+        if key not in REGISTERED
         and may_hold(value)
         and (
             isinstance(value, Tensor | nn.Module)
