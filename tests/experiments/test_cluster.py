@@ -21,9 +21,14 @@ from training_command import call, flat
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
-from pathspace.training.experiments.reproduce.cluster import connected, run_here, run_on
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
-from pathspace.training.experiments.reproduce.trial_cache import TRIALS, TrialCache
+from pathspace.training.experiments.reproduce.trial_cache import (
+    TRIALS,
+    TrialCache,
+    run_all,
+    run_here,
+)
+from pathspace.training.experiments.reproduce.workers import connected
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 1, batch_size=400, options=(("hidden", 3),))
 WORKER = """
@@ -42,13 +47,13 @@ import sys, time
 from pathlib import Path
 from types import ModuleType
 
-def run_here(trial, key):
+def run_here(trial, key, **_):
     Path("begun").touch()
     time.sleep(1000)
 
-for name in ("pathspace", "{0}.cluster", "{0}.trial"):
+for name in ("pathspace", "{0}.trial_cache", "{0}.trial"):
     sys.modules[name] = ModuleType(name)
-sys.modules["{0}.cluster"].run_here = run_here
+sys.modules["{0}.trial_cache"].run_here = run_here
 sys.modules["{0}.trial"].Trial = type("Trial", (), {{}})
 """.format("pathspace.training.experiments.reproduce")
 
@@ -88,17 +93,6 @@ def kill(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill a worker that is in the middle of a trial."""
     wait_for("a trial of the worker", (folder / "begun").exists)
     process.kill()
-
-
-def close(cluster: LocalCluster) -> None:
-    """Close a scheduler once a task waits there for workers."""
-    tasks = cluster.scheduler.tasks
-    # (an earlier one may still be there with its error)
-    wait_for(
-        "a task",
-        lambda: {task.state for task in list(tasks.values())} & {"no-worker", "queued", "waiting"},
-    )
-    cluster.close()
 
 
 def same(first: Outcome, second: Outcome) -> bool:
@@ -156,27 +150,35 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
 @pytest.mark.slow
 def test_clusters_that_fail_end_in_a_sentence(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.scheduler.allowed_failures = 0
-    with (
-        worker(cluster, tmp_path / "stuck", STUCK) as victim,
-        connected(cluster.scheduler_address, 300) as client,
-    ):
-        with ThreadPoolExecutor() as pool:
-            killed = pool.submit(kill, victim, tmp_path / "stuck")
-            with pytest.raises(
+    address = cluster.scheduler_address
+    with worker(cluster, tmp_path / "stuck", STUCK) as victim, ThreadPoolExecutor() as pool:
+        killed = pool.submit(kill, victim, tmp_path / "stuck")
+        with (
+            pytest.raises(
                 InputError,
                 match="Several workers died during the same trial, the last one at tcp://",
-            ):
-                list(run_on(client, [SMALL], TrialCache(None)))
-            killed.result()
-        with pytest.raises(
-            InputError, match=r"has no worker; start some with dask worker tcp://.* --nthreads 1"
+            ),
+            connected(address, 300) as workers,
         ):
-            connected(cluster.scheduler_address, 0.1).__enter__()
-        with ThreadPoolExecutor() as pool:
-            closed = pool.submit(close, cluster)
-            with pytest.raises(InputError, match="The Dask scheduler has gone; start it again"):
-                list(run_on(client, [SMALL], TrialCache(None)))
-            closed.result()
+            run_all([SMALL], TrialCache(None), elsewhere=workers)
+        killed.result()
+    with pytest.raises(
+        InputError, match=r"has no worker; start some with dask worker tcp://.* --nthreads 1"
+    ):
+        connected(address, 0.1).__enter__()
+    with worker(cluster, tmp_path / "other", STUCK) as victim, ThreadPoolExecutor() as pool:
+
+        def close() -> None:
+            wait_for("a trial of the worker", (tmp_path / "other" / "begun").exists)
+            cluster.close()
+
+        with (
+            pytest.raises(InputError, match="The Dask scheduler has gone; start it again"),
+            connected(address, 300) as workers,
+        ):
+            closed = pool.submit(close)
+            run_all([SMALL], TrialCache(None), elsewhere=workers)
+        closed.result()
 
 
 def test_what_a_worker_finds_at_home_is_what_was_asked_for(
@@ -184,6 +186,7 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = run_here(SMALL, SMALL.key), run_here(SMALL, SMALL.key)
+    assert first is not None
     assert first == second and same(Outcome.from_dict(first["outcome"]), run_trial(SMALL))
     with pytest.raises(
         InputError, match="A worker has other data for 'digits-rows' than the machine that asks"
@@ -194,7 +197,7 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
 def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.cluster.connected.__wrapped__.__defaults__",
+        "pathspace.training.experiments.reproduce.workers.connected.__wrapped__.__defaults__",
         (0.2,),
     )
     (tmp_path / "scheduler.json").write_text("{}")
@@ -217,7 +220,7 @@ def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = call("reproduce", *words)
         assert result.exit_code == 2 and message in flat(result.stderr), result.output
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.cluster.find_spec", lambda _: None
+        "pathspace.training.experiments.reproduce.workers.find_spec", lambda _: None
     )
     with pytest.raises(
         InputError,

@@ -318,14 +318,17 @@ def test_the_full_scale_has_the_papers_seeds(
         said = {cell.recipe["seeds"] for cell in table_cells(name).values()}
         assert said == {EXPERIMENTS["smnist"].full_seeds} == {3}
     seen: list[Setting] = []
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.command.show_missing",
-        lambda experiment, setting, *more: seen.append(setting),
-    )
+
+    def run(setting: Setting) -> None:
+        seen.append(setting)
+        raise InputError("This experiment has no record.")
+
+    smnist = replace(EXPERIMENTS["smnist"], run=run)
+    monkeypatch.setitem(EXPERIMENTS, "smnist", smnist)
+    monkeypatch.chdir(tmp_path)
     for scale in ("embedded", "full"):
-        run_reproduction(
-            "smnist", Console(quiet=True), scale=scale, data=str(tmp_path), dry_run=True
-        )
+        with pytest.raises(InputError, match="no record"):
+            run_reproduction("smnist", Console(quiet=True), scale=scale, data=str(tmp_path))
     assert [len(setting.seeds) for setting in seen] == [5, 3]
 
 

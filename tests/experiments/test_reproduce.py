@@ -7,7 +7,6 @@ import json
 import math
 import multiprocessing
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,6 @@ import pytest
 import torch
 from recipe_meters import stand_in
 from rich.console import Console
-from rich.progress import Progress
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from training_command import call, flat
@@ -36,8 +34,8 @@ from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.recipe import Recipe, optimizer_kind, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines, published
-from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
-from pathspace.training.experiments.reproduce.dry_run import planned
+from pathspace.training.experiments.reproduce.command import records, run_reproduction
+from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fresh_seeds
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -150,28 +148,29 @@ def test_an_interrupted_series_keeps_what_had_ended(
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path) -> None:
+def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sentence(
+    tmp_path: Path,
+) -> None:
     # long enough that both are still at work when the first outcome is seen
     trials = [replace(SMALL, seed=seed, epochs=40) for seed in range(4)]
-    killed: list[multiprocessing.process.BaseProcess] = []
-
-    def kill_one(trial: Trial, outcome: Outcome) -> None:
-        if not killed:
-            killed.extend(multiprocessing.active_children()[:1])
-            killed[0].kill()
-            killed[0].join()
-
     journal = tmp_path / "journal.jsonl"
-    apart = run_all(trials, TrialCache(tmp_path, journal), 2, kill_one)
+
+    def kill_one(trial: Trial) -> None:
+        victim = multiprocessing.active_children()[0]
+        victim.kill()
+        victim.join()
+
+    with pytest.raises(InputError, match=r"killed during a trial, .* same command goes on"):
+        run_all(trials, TrialCache(tmp_path, journal), 2, kill_one)
+    assert len(journal.read_text().splitlines()) == 1 and not multiprocessing.active_children()
+    apart = run_all(trials, TrialCache(tmp_path, journal), 2)
     alone = run_all(trials, TrialCache(None))
-    assert [worker.exitcode for worker in killed] == [-signal.SIGKILL]
     assert all(same(a, b) for a, b in zip(apart, alone, strict=True))
     # every trial has its line; a line that was cut off costs its trial only
     text = journal.read_text()
     journal.write_text(text + text[:100])
     known = TrialCache(tmp_path / "empty", journal)
     assert [known.find(trial) for trial in trials] == apart and len(text.splitlines()) == 4
-    # a dry run has no folder, and counts what the journal knows
     assert [TrialCache(None, journal).find(trial) for trial in trials] == apart
     record = json.loads(text.splitlines()[0])
     assert record["data"] == data_digest(SMALL.task, SMALL.options)
@@ -623,6 +622,49 @@ def test_seeds_follow_from_the_spread_of_the_first() -> None:
     assert len(fewer[0].outcomes) == 5
 
 
+def spread(trial: Trial) -> Outcome:
+    """Errors of seeds differ by half of the mean."""
+    return outcome(0.2 * (1 + 0.5 * math.cos(5 * trial.seed + len(trial.optimizer))), trial)
+
+
+@pytest.mark.parametrize("most", [None, 30])
+def test_nothing_but_the_option_bounds_the_number_of_seeds(most: int | None) -> None:
+    """More than a thousand of them, none of which has chosen a rate."""
+
+    def run(trials: Sequence[Trial]) -> list[Outcome]:
+        return [spread(trial) for trial in trials]
+
+    small = Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 3),))
+    arms = [Arm(name, replace(small, optimizer=name), (0.1,)) for name in ("sgd", "gsgd")]
+    setting = Setting(run=run, by_power=True, most_seeds=most)
+    measured, (claim,) = measure_enough(
+        arms, setting, lambda found: [versus("less", found[1], found[0], (0.98, 1.0))]
+    )
+    assert claim.count == len(measured[0].outcomes)
+    assert claim.count == most if most else claim.count > 1100
+    told = any(f"probability of 80 %, at most {most}" in line for line in setting.protocol)
+    assert told == (most is not None)
+
+
+def test_fresh_seeds_are_none_of_those_that_choose_rates() -> None:
+    assert fresh_seeds(5) == (0, 1, 2, 3, 4)
+    many = fresh_seeds(1500)
+    assert len(set(many)) == 1500 and not set(many) & set(TUNING_SEEDS)
+
+
+@pytest.mark.parametrize(
+    "words", [["race"], ["race", "--scale", "fetched", "--seeds", "4"], ["toy"]]
+)
+def test_a_bound_of_what_is_not_by_power_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("reproduce", *words, "--most-seeds", 10)
+    assert result.exit_code == 2 and "--most-seeds bounds the number of seeds" in flat(
+        result.stderr
+    )
+
+
 def test_arms_that_simple_means_beat_decide_nothing() -> None:
     def run(trials: Sequence[Trial]) -> list[Outcome]:
         return [outcome(0.2 + 0.1 * (t.optimizer == "sgd") + 1e-3 * t.seed, t) for t in trials]
@@ -1014,26 +1056,6 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     assert (tmp_path / "reproduction.md").read_text() == page and "## ideal-direction" in page
 
 
-def test_a_dry_run_counts_the_runs_and_runs_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial.run_trial",
-        lambda *_: pytest.fail("was run"),
-    )
-    result = call("reproduce", "race", "--dry-run", "--jobs", 2)
-    told = "60 runs with 5 fresh seeds; {} are known."
-    # four arms: five rates of two seeds, and five fresh seeds
-    assert result.exit_code == 0 and told.format(0) in flat(result.output), result.output
-    assert not list(tmp_path.iterdir())
-    known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0][0]
-    TrialCache(tmp_path / "runs" / "trials").keep(
-        known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False)
-    )
-    assert told.format(1) in flat(call("reproduce", "race", "--dry-run").output)
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -1077,28 +1099,14 @@ def test_bad_input_is_one_sentence(
 
 
 def test_runs_are_handed_to_the_device() -> None:
-    seen: list[Trial] = []
     with pytest.raises(InputError, match="cannot use the device 'abacus'"):
         run_reproduction("smnist", Console(), device="abacus")
-    with Progress() as progress:
-        setting = Setting(run=pretend, device="cuda", precision="16-mixed")
-        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, setting=setting)
-    assert [(trial.device, trial.precision) for trial in seen] == [("cuda", "16-mixed")]
+    setting = Setting(run=pretend, device="cuda", precision="16-mixed")
+    placed = setting.placed(SMALL)
+    assert (placed.device, placed.precision) == ("cuda", "16-mixed")
     assert any("Runs computed in the precision 16-mixed." in line for line in setting.protocol)
     differs = EXPERIMENTS["race"].run(replace(setting, bars=lambda task, options: {})).differs
     assert any(
         line.startswith("Computer: cuda, numbers in the precision 16-mixed in place of ")
         for line in differs
     )
-
-
-class Noted(TrialCache):
-    """A cache that knows every run."""
-
-    def __init__(self, seen: list[Trial]) -> None:
-        super().__init__(None)
-        self.seen = seen
-
-    def find(self, trial: Trial) -> Outcome:
-        self.seen.append(trial)
-        return Outcome((), (), (), 0.0, False)

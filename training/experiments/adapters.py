@@ -19,11 +19,6 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 def lora_plus(pairs: Pairs, lr: float, ratio: float = 16.0) -> AdamW:
     """AdamW with a rate for ``up`` that is ``ratio`` times that for ``down``.
 
-    Args:
-        pairs: ``(up, down)`` of every adapter.
-        lr: the rate of ``down``.
-        ratio: of both rates.
-
     Reference:
         Hayou, Ghosh and Yu, LoRA+: Efficient Low Rank Adaptation of Large Models, 2024.
     """

@@ -19,15 +19,6 @@ def crop_and_flip(images: Tensor) -> Tensor:
     """Shift each image by up to four pixels, with zeros at the border, and
     mirror half of the images.
 
-    Args:
-        images: shape (B, channels, Y, X).
-
-    Returns:
-        The same shape; draws are those of torch's global generator.
-
-    Raises:
-        InputError: the inputs have another number of dimensions.
-
     Reference:
         He et al., Deep residual learning for image recognition, section 4.2.
 
@@ -61,9 +52,6 @@ AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:
     """Return the augmentation of this name, ``None`` for ``none``.
-
-    Raises:
-        InputError: there is none.
 
     Example:
         >>> augmentation("none") is None

@@ -16,10 +16,21 @@ import typer
 from pathspace.cli.errors import FAILED, INTERRUPTED
 
 from .names import expect_packages, experiments_help, known_experiment, known_task
-from .train_cli import Init, train
+from .train_cli import (
+    BatchSizeOption,
+    DataOption,
+    DeviceOption,
+    HiddenOption,
+    Init,
+    PrecisionOption,
+    train,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+JobsOption = Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")]
 
 
 class Scale(StrEnum):
@@ -32,9 +43,6 @@ class Scale(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this package to the command line.
-
-    Args:
-        app: the application of ``pathspace``, which finds this function by its entry point.
 
     Example:
         >>> app = typer.Typer()
@@ -80,17 +88,13 @@ def sweep(
         int, typer.Option(min=1, help="Number of seeds (0, 1, ...) for every combination.")
     ] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    batch_size: BatchSizeOption = 32,
     init: Annotated[
         Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")
     ] = None,
-    hidden: Annotated[
-        int | None, typer.Option(min=1, help="Size of the model.", show_default="the task's own")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder with your data.", show_default=False)
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    hidden: HiddenOption = None,
+    data: DataOption = None,
+    jobs: JobsOption = 1,
     out: Annotated[
         str | None,
         typer.Option(
@@ -155,18 +159,11 @@ def reproduce(
             )
         ),
     ] = Scale.embedded,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder with the paper's data, for --scale full.",
-            show_default=False,
-        ),
-    ] = None,
+    data: DataOption = None,
     out: Annotated[
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    jobs: JobsOption = 1,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -195,10 +192,7 @@ def reproduce(
         int | None,
         typer.Option(
             min=2,
-            help=(
-                "With --scale fetched: at most so many seeds, however many their spread asks for;"
-                " --dry-run says how many that are."
-            ),
+            help="With --scale fetched: at most so many, however many their spread asks for.",
             show_default="no bound",
         ),
     ] = None,
@@ -212,15 +206,8 @@ def reproduce(
             ),
         ),
     ] = 1,
-    device: Annotated[
-        str, typer.Option(help="Device of the runs: cpu, cuda, mps or auto.")
-    ] = "cpu",
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="Precision of the runs: 32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU)."
-        ),
-    ] = "32-true",
+    device: DeviceOption = "cpu",
+    precision: PrecisionOption = "32-true",
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -231,16 +218,6 @@ def reproduce(
             ),
         ),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help=(
-                "Print the number of runs, and with --scale full what would differ from the paper,"
-                " without running anything."
-            ),
-        ),
-    ] = False,
 ) -> None:
     """Run one of the papers' tables or figures again, with intervals, a paired test and a
     verdict by a fixed rule.

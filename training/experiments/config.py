@@ -23,14 +23,6 @@ VERSIONS = "versions"
 def read_config(path: str | os.PathLike[str], allowed: Collection[str]) -> dict[str, Any]:
     """Read a flat TOML file of options.
 
-    Args:
-        path: the file.
-        allowed: names of options. A table ``[versions]``, as :func:`write_config` writes it, is
-            ignored.
-
-    Raises:
-        InputError: the file cannot be read, is not TOML, or has an unknown key.
-
     Example:
         >>> import tempfile
         >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
@@ -81,14 +73,6 @@ def _installed(name: str) -> str:
 
 def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
     """Write options as a TOML file for :func:`read_config`, with a table of versions at its end.
-
-    Args:
-        path: the file; an existing one is replaced completely or not at all.
-        options: texts, numbers and truth values by name; ``None``, which TOML
-            does not have, is left out.
-
-    Raises:
-        InputError: the file cannot be written.
 
     Example:
         >>> import tempfile

@@ -85,9 +85,6 @@ def data_folder(name: str) -> Path:
 def source(name: str) -> Source:
     """Return the source of this name.
 
-    Raises:
-        InputError: there is none.
-
     Example:
         >>> source("bible").licence
         'public domain'
@@ -97,32 +94,13 @@ def source(name: str) -> Source:
 
 
 def fetched(name: str) -> Path | None:
-    """Return the folder of fetched data, or ``None`` if a file is missing there.
-
-    Args:
-        name: one of ``SOURCES``.
-
-    Raises:
-        InputError: there is no such data set.
-    """
+    """Return the folder of fetched data, or ``None`` if a file is missing there."""
     folder = data_folder(name)
     return folder if all((folder / file).is_file() for file in source(name).files) else None
 
 
 def fetch(name: str, folder: Path | None = None) -> Path:
-    """Download a data set, check every file against its digest, and put the files into a folder.
-
-    Args:
-        name: one of ``SOURCES``.
-        folder: the destination; by default :func:`data_folder`.
-
-    Returns:
-        The folder. Existing files with the right digest are not downloaded again.
-
-    Raises:
-        InputError: there is no such data set, it cannot be downloaded, or a
-            file has another digest.
-    """
+    """Download a data set, check every file against its digest, and put the files into a folder."""
     wanted = source(name)
     folder = make_folder(folder or data_folder(name))
     if all(digest_of(folder / file) == digest for file, digest in wanted.files.items()):
@@ -155,16 +133,7 @@ def fetch(name: str, folder: Path | None = None) -> Path:
 
 
 def given(task: str, data: str | None, name: str) -> Path:
-    """Return the folder that the user gave, or that of fetched data.
-
-    Args:
-        task: name of the task, for the error text.
-        data: the user's folder.
-        name: one of ``SOURCES``.
-
-    Raises:
-        InputError: no folder was given, and nothing was fetched.
-    """
+    """Return the folder that the user gave, or that of fetched data."""
     if data is not None:
         return Path(data)
     folder = fetched(name)
@@ -182,15 +151,6 @@ def bible_text(path: Path) -> str:
 
     The file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
     big-endian); the three bytes that begin the first window stand for all.
-
-    Args:
-        path: the file ``bible.data``.
-
-    Returns:
-        The verses, one a line, each after its book, chapter and number.
-
-    Raises:
-        InputError: it is no such file, or there is no program to unpack it.
     """
     content = path.read_bytes()
     if content[:4] != b"EC02":

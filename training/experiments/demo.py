@@ -115,17 +115,6 @@ def run_demo(
     start, write masks and a report.
 
     The demo uses one thread: the models are small, and several threads would be slower.
-
-    Args:
-        out: folder for all files; created if necessary.
-        seeds: seeds of the networks that are trained.
-        console: where to print.
-
-    Returns:
-        Whether every theorem holds for every model.
-
-    Raises:
-        InputError: the folder cannot be created or written.
     """
     started = time.perf_counter()
     console = console or Console()
@@ -156,16 +145,7 @@ def run_demo(
 def certify(
     offered: list[tuple[str, str, Callable[[], Built]]], folder: Path, console: Console
 ) -> tuple[bool, list[tuple[str, Built]]]:
-    """Verify models, write their masks and certificates, and print one table.
-
-    Args:
-        offered: title, what it is, builder.
-        folder: gets ``masks/TITLE.safetensors`` and ``certificates/TITLE.json``.
-        console: where to print.
-
-    Returns:
-        Whether everything holds; and title and model of each.
-    """
+    """Verify models, write their masks and certificates, and print one table."""
     masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
     table = _columns("model", "weights", "free scales", "path values", "theorems", "change", "s")
     everything, verified = True, []

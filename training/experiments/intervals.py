@@ -38,13 +38,6 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     The values should be independent and nearly normal. With three values ``t`` is 4.30, so that
     such an interval is wide.
 
-    Args:
-        values: one number per seed.
-        confidence: probability that such an interval covers the true mean.
-
-    Returns:
-        The interval; without values its mean is NaN.
-
     Example:
         >>> t_interval([1.0, 2.0, 3.0]).show(".2f")
         '2.00 ± 2.48'

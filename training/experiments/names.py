@@ -52,14 +52,12 @@ def texts() -> dict[str, dict[str, Any]]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-EXPERIMENTS = (*texts(), "page", "claims", "recipes")
+PAGES = ("page", "claims", "recipes")
+EXPERIMENTS = (*texts(), *PAGES)
 
 
 def expect_packages() -> None:
     """Check that the packages are there that only the laboratory needs.
-
-    Raises:
-        InputError: one is not installed.
 
     Example:
         >>> expect_packages()
@@ -74,9 +72,6 @@ def expect_packages() -> None:
 def known_task(name: str) -> str:
     """Check the name of a task on the command line.
 
-    Raises:
-        InputError: there is no such task.
-
     Example:
         >>> known_task("digits-rows")
         'digits-rows'
@@ -90,9 +85,6 @@ def known_task(name: str) -> str:
 
 def known_experiment(name: str) -> str:
     """Check the name of an experiment on the command line.
-
-    Raises:
-        InputError: there is no such experiment.
 
     Example:
         >>> known_experiment("race")
@@ -118,14 +110,6 @@ def experiments_help() -> str:
 
 def expect_known(what: str, name: str, names: Iterable[str]) -> None:
     """Refuse a name that does not exist.
-
-    Args:
-        what: what it names, for the sentence.
-        name: what was given.
-        names: what there is.
-
-    Raises:
-        InputError: the name is not one of them.
 
     Example:
         >>> expect_known("data set", "bibel", ["bible"])

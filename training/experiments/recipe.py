@@ -97,12 +97,6 @@ OPTIMIZERS = {
 def optimizer_kind(name: str) -> OptimizerKind:
     """Find an optimizer: one of ``OPTIMIZERS``, or torch's, with its settings, by its class name.
 
-    Args:
-        name: the name.
-
-    Raises:
-        InputError: there is no such optimizer, or a trainer cannot use it.
-
     Example:
         >>> optimizer_kind("AdamW").lr
         0.001
@@ -195,14 +189,6 @@ class Recipe:
 def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
     """Trace a new model of the task and choose its skeleton.
 
-    Args:
-        task: for the model and the example inputs.
-        recipe: for the rule and the seed.
-
-    Returns:
-        The skeleton. With the rules ``"modulo"`` and ``"random"`` it depends
-        only on the architecture.
-
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
         >>> skeleton = find_skeleton(load_task("digits-rows", hidden=6), Recipe())
@@ -215,16 +201,6 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
 
 def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Create the model of a task, set its starting point and create its optimizer.
-
-    Args:
-        task: the task.
-        recipe: the recipe.
-
-    Returns:
-        Model and optimizer, ready for a trainer.
-
-    Raises:
-        InputError: the optimizer has no moments, and the recipe sets their decay rates.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task

@@ -72,14 +72,6 @@ class RecurrentPart(nn.Module):
         """Return ones of the shape that one sample has where it enters the recurrent layers.
 
         Packed sequences give a sample of the longest length.
-
-        Args:
-            model: the whole model.
-            inputs: its inputs; a tensor is the only one.
-
-        Raises:
-            InputTypeError: the inputs are neither a tensor nor a tuple of inputs.
-            InputError: the model does not run on them, or without its recurrent layers.
         """
         name = type(model).__name__
         inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
@@ -131,16 +123,6 @@ class RecurrentPart(nn.Module):
 def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
     """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD.
 
-    Args:
-        model: has one stack of recurrent layers.
-        lr: learning rate of both.
-        inputs: example inputs of the model, a tensor or a tuple.
-
-    Raises:
-        InputTypeError: the model is not a module, or the inputs are neither a tensor nor a tuple.
-        InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
-        UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
-
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN
         >>> model = ReluRNN(inputs=8, hidden=5, outputs=10, layers=2)
@@ -162,16 +144,6 @@ def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
     The size of ``kappa`` grows with the numbers of steps and outputs, while the rest of the model
     has a rate without it. Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean
     of ``kappa`` at the start.
-
-    Args:
-        model: has one stack of recurrent layers.
-        lr: learning rate of the rest.
-        inputs: example inputs of the model, a tensor or a tuple; tokens, too.
-
-    Raises:
-        InputTypeError: the model is not a module, or the inputs are neither a tensor nor a tuple.
-        InputError: it has no stack of recurrent layers or several, or does not run on the inputs.
-        UnsupportedError: the layers are not ``nn.RNN`` with ReLU.
 
     Example:
         >>> from pathspace.training.experiments.models import ReluRNN

@@ -57,17 +57,7 @@ class _WholeFiles(TorchCheckpointIO):
 
 
 def kept(metric: str, folder: Path, patience: int | None, tensorboard: bool) -> dict[str, Any]:
-    """Return the arguments of Lightning's trainer that keep a run in a folder.
-
-    Args:
-        metric: what decides on the best epoch, in logs; lower is better.
-        folder: for all files.
-        patience: epochs without a lower metric, before the run ends; ``None`` for no limit.
-        tensorboard: write event files, too.
-
-    Raises:
-        InputError: TensorBoard is not installed, or the folder cannot be made.
-    """
+    """Return the arguments of Lightning's trainer that keep a run in a folder."""
     if tensorboard and not find_spec("tensorboard"):
         raise InputError("TensorBoard is not installed; run pip install tensorboard.")
     place: dict[str, Any] = {"dirpath": make_folder(folder), "enable_version_counter": False}
@@ -86,15 +76,7 @@ def kept(metric: str, folder: Path, patience: int | None, tensorboard: bool) -> 
 
 
 def expect_own(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that is damaged, or of another run.
-
-    Args:
-        path: the file.
-        settings: those of this run.
-
-    Raises:
-        InputError: the file cannot be read, or its run has other settings.
-    """
+    """Refuse a checkpoint that is damaged, or of another run."""
     if not path.is_file():
         raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
     try:

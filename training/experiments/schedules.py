@@ -14,17 +14,6 @@ NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT .
 def schedule(name: str) -> Factor | None:
     """Return the factor of every learning rate, as a function of the completed share of the run.
 
-    Args:
-        name: ``constant``; ``linear`` (to zero); ``cosine`` (half a cosine to zero); each of these
-            with the share of a warm-up from zero, such as ``cosine 0.1``; ``inverse-root 0.1`` (a
-            warm-up, then the inverse root of the steps); ``drops 0.5 0.75`` (divided by ten there).
-
-    Returns:
-        The factor, ``None`` for ``constant``.
-
-    Raises:
-        InputError: there is no such schedule, or a share is not between 0 and 1.
-
     Example:
         >>> drops = schedule("drops 0.5 0.75")
         >>> drops is not None and [round(drops(share), 3) for share in (0.0, 0.49, 0.5, 0.9)]

@@ -18,9 +18,9 @@ from pathspace.errors import InputError
 from pathspace.files.writing import ensure_writable, make_folder, replacing
 
 from .intervals import Interval, t_interval
-from .progress import counting
+from .reproduce.progress import run_counted
 from .reproduce.trial import Outcome, Trial
-from .reproduce.trial_cache import TrialCache, run_all
+from .reproduce.trial_cache import TrialCache
 from .tasks import load_task
 
 
@@ -44,15 +44,6 @@ class GridPoint:
 def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int) -> list[Trial]:
     """Return a trial for every combination.
 
-    Args:
-        base: everything else.
-        rates: learning rates.
-        taus: strengths of the penal connection.
-        seeds: seeds 0, 1, ... of each combination.
-
-    Raises:
-        InputError: a list is empty, or a value is negative or no number.
-
     Example:
         >>> len(grid(Trial("digits-rows", "sgd", 0.1, 0, 1), (0.1, 0.2), (0.0,), 3))
         6
@@ -75,13 +66,6 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
 def ranked_points(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[GridPoint]:
     """Gather the outcomes of each combination, the best first; combinations
     with divergence come last.
-
-    Args:
-        trials: of a grid.
-        outcomes: one for each.
-
-    Returns:
-        One cell per combination.
     """
     found = []
     for lr, tau in dict.fromkeys((trial.lr, trial.tau) for trial in trials):
@@ -108,31 +92,13 @@ def run_sweep(
     jobs: int,
     console: Console,
 ) -> list[GridPoint]:
-    """Run what is missing of a grid, print its table and write ``sweep.csv``.
-
-    Args:
-        base: everything but learning rate, tau and seed.
-        rates: learning rates.
-        taus: strengths of the penal connection.
-        seeds: seeds per combination.
-        out: folder of the results; trials found there are not run again.
-        jobs: processes.
-        console: where to print.
-
-    Returns:
-        The table's rows.
-
-    Raises:
-        InputError: a name or value is wrong, or a file cannot be written.
-    """
+    """Run what is missing of a grid, print its table and write ``sweep.csv``."""
     task = load_task(base.task, **dict(base.options))
     trials = grid(base, rates, taus, seeds)
     folder = make_folder(out)
     ensure_writable(folder / "sweep.csv")
     cache = TrialCache(folder / "trials")
-    with counting(console) as progress:
-        bar = progress.add_task("runs", total=len(trials))
-        outcomes = run_all(trials, cache, jobs, lambda _trial, _outcome: progress.advance(bar))
+    outcomes = run_counted(trials, cache, console, jobs=jobs)
     rows = ranked_points(trials, outcomes)
     table = Table(
         title=f"{task.name} with {base.optimizer}: validation {task.metric_name}",

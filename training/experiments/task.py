@@ -117,9 +117,6 @@ def task_names() -> tuple[str, ...]:
 def task_options(name: str) -> dict[str, Any]:
     """Return the options of a task with their defaults; nothing is loaded.
 
-    Raises:
-        InputError: no task has this name.
-
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
         >>> task_options("digits-rows")
@@ -161,9 +158,6 @@ def load_task(name: str, **options: Any) -> Task:
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
     """Create models from seeds, without changing the global random state.
 
-    Args:
-        build: creates a model with torch's random numbers.
-
     Example:
         >>> make = seeded(lambda: nn.Linear(2, 2))
         >>> bool((make(3).weight == make(3).weight).all())
@@ -180,10 +174,6 @@ def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
 
 def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``.
-
-    Args:
-        outputs: shape (B, C), one score per class.
-        targets: shape (B,), the right classes.
 
     Example:
         >>> error_rate(torch.eye(4), torch.tensor([0, 1, 2, 0]))

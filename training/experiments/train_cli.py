@@ -23,6 +23,18 @@ Init = StrEnum(
     "Init", {"default": "default", "unit_skeleton": "unit-skeleton", "unbalanced": "unbalanced"}
 )
 
+BatchSizeOption = Annotated[int, Option(min=1, help="Examples per pass through the model.")]
+HiddenOption = Annotated[
+    int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
+]
+DataOption = Annotated[
+    str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
+]
+DeviceOption = Annotated[str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")]
+PrecisionOption = Annotated[
+    str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
+]
+
 
 def _config(context: typer.Context, path: str | None) -> None:
     """Take the file's options as defaults, with typer's own checks of each."""
@@ -109,16 +121,12 @@ def train(
             show_default="train to the last epoch",
         ),
     ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Examples per pass through the model.")] = 32,
+    batch_size: BatchSizeOption = 32,
     accumulate: Annotated[
         int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
     ] = 1,
-    hidden: Annotated[
-        int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
-    ] = None,
-    data: Annotated[
-        str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
-    ] = None,
+    hidden: HiddenOption = None,
+    data: DataOption = None,
     tau: Annotated[
         float, Option(min=0, help="Strength of the penal connection; residual models only.")
     ] = 0.0,
@@ -161,9 +169,7 @@ def train(
     overwrite: Annotated[
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
     ] = False,
-    device: Annotated[
-        str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")
-    ] = "cpu",
+    device: DeviceOption = "cpu",
     devices: Annotated[
         int | None,
         Option(
@@ -172,9 +178,7 @@ def train(
             show_default="1",
         ),
     ] = None,
-    precision: Annotated[
-        str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
-    ] = "32-true",
+    precision: PrecisionOption = "32-true",
     tensorboard: Annotated[
         bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")
     ] = False,

@@ -27,20 +27,7 @@ from .trainer import Score, Training, lightning_trainer, run_epochs, score_split
 
 
 def run_training(options: SimpleNamespace, console: Console) -> bool:
-    """Train, write the files and print the final table.
-
-    Args:
-        options: of ``pathspace train``, by name.
-        console: for the table.
-
-    Returns:
-        Whether the run is complete; ``False`` after an interrupt, which is
-        reported in one sentence.
-
-    Raises:
-        InputError: a name is unknown, options contradict each other, a file cannot be written or
-            read, or another run is in the way.
-    """
+    """Train, write the files and print the final table."""
     names = (options.optimizer, options.lr, options.init, options.rule, options.seed, options.decay)
     recipe = Recipe(*names)
     folder = Path(

@@ -423,12 +423,7 @@ def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None)
 
 
 def score_split(training: Training, split: Split) -> Score:
-    """Return loss and metric of the model on a split, after :func:`run_epochs`.
-
-    Args:
-        training: the run.
-        split: examples of its task.
-    """
+    """Return loss and metric of the model on a split, after :func:`run_epochs`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning")
         training.trainer.test(training, training.evaluation(split), verbose=False)

@@ -31,14 +31,6 @@ def swin(width: int = 96, layers: int = 24, outputs: int = 1000) -> nn.Module:
     """Return a Swin transformer of four stages for images of 224 x 224, with patches of 4 x 4 and
     windows of 7 x 7 of them.
 
-    Args:
-        width: features of the first stage, a multiple of 32; each stage has twice as many.
-        layers: blocks, of which the third stage has all but six.
-        outputs: scores per image.
-
-    Raises:
-        InputError: the library transformers is not there, or a size does not fit.
-
     Reference:
         Liu et al., Swin transformer, section 3.3; Learnable Markov chain paper, Table 2.
 

@@ -13,10 +13,6 @@ def sinusoids(length: int, width: int) -> Tensor:
     """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and
     cosines, shape (length, width).
 
-    Args:
-        length: number of positions.
-        width: even number of features.
-
     Reference:
         Vaswani et al., Attention is all you need, section 3.5.
 

@@ -40,10 +40,6 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     the next, the table of pairs of tokens, each counted once more than it occurs. For translations
     that table knows the target words only.
 
-    Args:
-        name: the task.
-        options: of the task, as pairs.
-
     Example:
         >>> sorted(baselines("text-characters", (("limit", 100),)))
         ['bigram table']
@@ -53,10 +49,6 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
 
 def published(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
     """Return published test metrics on the same data, in the same size.
-
-    Args:
-        name: the task.
-        options: of the task, as pairs.
 
     Example:
         >>> len(published("fashion-images", ())), published("fashion-images", (("pool", 2),))

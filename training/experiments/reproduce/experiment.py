@@ -147,13 +147,7 @@ class Experiment:
 def experiment(
     name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
 ) -> Experiment:
-    """Return an experiment as ``experiments.toml`` describes it.
-
-    Args:
-        name: what users type.
-        run: does it.
-        draw: draws its picture.
-    """
+    """Return an experiment as ``experiments.toml`` describes it."""
     known = {
         key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__
     }

@@ -114,17 +114,6 @@ def gain(
     """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a
     share of the rival's mean.
 
-    Args:
-        statement: the claim.
-        ours: one value per seed, lower is better; NaN for a seed that failed.
-        rival: the same seeds.
-        printed: the paper's two numbers, in the same order.
-        failed: what a seed that failed counts as. An arm that fails more often than the other
-            is never the better one.
-
-    Returns:
-        The claim, not yet corrected for others.
-
     Example:
         >>> claim = gain("A errs less than B", [0.9, 0.8, 1.0], [2.0, 1.9, 2.1], (1.0, 2.0))
         >>> round(claim.mean, 3), claim.printed
@@ -146,15 +135,6 @@ def positive(
 ) -> Claim:
     """Test the claim "this quantity is positive".
 
-    Args:
-        statement: the claim.
-        values: one per seed or pair.
-        printed: what the paper prints.
-        pattern: how to write the quantity.
-
-    Returns:
-        The claim, not yet corrected for others.
-
     Example:
         >>> positive("growth", [1.0, 1.1, 0.9]).p < 0.01
         True
@@ -174,13 +154,6 @@ def over_items(claim: Claim, values: Grid) -> Claim:
     means, and of what is left of the values without both, which the first two count twice. It is at
     least ``var_s / S``. Student's distribution has ``min(S, K) - 1`` degrees of freedom. The
     verdict stays that of the seeds.
-
-    Args:
-        claim: the claim.
-        values: shape (S, K), of the claimed quantity; without values the claim stays as it is.
-
-    Returns:
-        The claim with ``items_low`` and ``items_high``.
 
     Source:
         Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011.
@@ -205,12 +178,6 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """Correct the p-values of an experiment's claims for their number (Holm),
     and give each its verdict.
-
-    Args:
-        claims: all claims of one experiment.
-
-    Returns:
-        The same claims, judged.
 
     Example:
         >>> good, bad = judge([positive("a", [1.0, 1.1, 0.9]), positive("b", [-1.0, -1.1, -0.9])])
@@ -246,11 +213,6 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
     By the noncentral t-distribution, at the level that Holm's method gives the
     first of so many claims.
 
-    Args:
-        deviation: standard deviation over seeds of the quantity.
-        effect: its size if it is there; also the margin of "no difference that matters".
-        claims: of the experiment.
-
     Source:
         Julious, Sample sizes for clinical trials, chapters 3 and 5.
 
@@ -280,10 +242,6 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
 def seeds_for_margin(claim: Claim, claims: int) -> int | None:
     """Return the number of seeds that decide a claim if its effect is as large as the margin, or
     zero; ``None`` where the spread is unknown.
-
-    Args:
-        claim: measured with some seeds.
-        claims: of the experiment.
 
     Example:
         >>> seeds_for_margin(positive("growth", [0.06, 0.02, 0.04], 0.05), 1)

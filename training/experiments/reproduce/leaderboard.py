@@ -124,12 +124,7 @@ def standing(by: Mapping[Case, Entry]) -> Table:
 
 
 def record(entries: Sequence[Entry], setting: Setting) -> Record:
-    """Write entries as a record: a table by task and contender, and pairs of contenders on trial.
-
-    Args:
-        entries: what was measured.
-        setting: how.
-    """
+    """Write entries as a record: a table by task and contender, and pairs on trial."""
     by = {(entry.start, entry.task, entry.arm): entry for entry in entries}
     starts = [start for start in STARTS if any(entry.start == start for entry in entries)]
     rows = tuple(

@@ -139,13 +139,6 @@ def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     fails; another seed tries the best three: the rate is that of the least mean validation loss.
     With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
     claim needs; if these spread more than the pilot's, their spread says how many more.
-
-    Args:
-        chosen: start, task and contender.
-        setting: how; what it has no time for is left out.
-
-    Returns:
-        One entry for each whose runs are complete.
     """
     bench = Bench(setting)
     tried, best = bench.search(chosen)
@@ -236,11 +229,6 @@ class Bench:
 def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
     """Rates with one more where the search may have ended too early.
 
-    Args:
-        tried: rates in ascending order.
-        best: the best of them.
-        fails: whether a run of the lowest one failed.
-
     Example:
         >>> further((0.01, 0.03, 0.1), 0.01, False)
         (0.003, 0.01, 0.03, 0.1)
@@ -271,16 +259,6 @@ def seeds_by_power(
     """How many seeds decide each pair of a claim with a probability of 80 %.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger.
-
-    Args:
-        pilot: entries of the pilot's seeds.
-        spread: entries whose spread counts: the pilot's, or those of the first fresh seeds. No
-            number is below theirs.
-        least: at least so many.
-        most: at most so many; ``None`` for no bound.
-
-    Returns:
-        A number for each case of a pair.
 
     Source:
         Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.

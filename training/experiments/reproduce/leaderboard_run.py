@@ -37,8 +37,6 @@ SIMPLE = "linear model"
 STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
 # rates that only such starts need
 LOWER = 3
-# a validation loss above all that runs end with
-FAR = 1e9
 
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
@@ -185,15 +183,6 @@ class Run:
     def label(self) -> str:
         """What a progress bar says of it."""
         return f"{self.task} {self.arm} lr {self.lr:g}"
-
-    @property
-    def unknown(self) -> Result:
-        """What stands for the result of a run that has not ended: no rate that was tried is worse,
-        and the middle one is the best of them, so that no search goes on.
-        """
-        tried = rates(self.arm, self.start)
-        far = FAR + abs(math.log(self.lr / tried[len(tried) // 2]))
-        return Result(far, 1.0, 0.5, False, "", 0.0)
 
     def carry_out(self, _folder: Path | None = None) -> Result:
         """Train: :func:`carry_out`; it is too short for checkpoints."""

@@ -37,12 +37,6 @@ Splits = tuple[Split, Split, Split]
 def images(scale: str) -> Splits:
     """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14,
     which are means over 2 x 2.
-
-    Args:
-        scale: ``embedded`` or ``fetched``.
-
-    Raises:
-        InputError: fetched data is not there.
     """
     if scale == "embedded":
         return image_splits()
@@ -57,12 +51,6 @@ def images(scale: str) -> Splits:
 def text(scale: str) -> tuple[Splits, int]:
     """Texts in chunks, and the number of characters: Python's documentation
     or the King James Bible.
-
-    Args:
-        scale: ``embedded`` or ``fetched``.
-
-    Raises:
-        InputError: fetched data is not there, or is another text.
     """
     if scale == "embedded":
         topics = topics_text()

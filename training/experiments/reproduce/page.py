@@ -21,15 +21,6 @@ def render(
 ) -> str:
     """Return the page.
 
-    Args:
-        records: in the order of the page.
-        folder: where the pictures are, relative to the page.
-        journals: where the journals of the runs are; without them the page does not count runs
-            that no record reports.
-
-    Returns:
-        Markdown.
-
     Example:
         >>> render([]).startswith("# The papers' experiments, rerun")
         True
@@ -45,15 +36,7 @@ def render(
 
 
 def write_page(records: Iterable[Record], path: Path) -> None:
-    """Write the page beside the folder of its records.
-
-    Args:
-        records: in the order of the page.
-        path: the page.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write the page beside the folder of its records."""
     with replacing(path) as temporary:
         temporary.write_text(render(records, path.stem, path.with_suffix("")), encoding="utf-8")
 

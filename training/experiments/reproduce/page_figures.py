@@ -24,10 +24,6 @@ from .trial import PARTS
 def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str, object]:
     """Return the values of the fields in ``page.md``.
 
-    Args:
-        records: of the page.
-        journals: the folder with the journals of their runs.
-
     Example:
         >>> figures([])["power"]
         '80 %'
@@ -70,10 +66,6 @@ def reported(record: Record, journals: Path) -> tuple[list[dict[str, Any]], list
 
     A run is known by its result on the test split and its validation curve; of equal ones, the
     last is reported.
-
-    Args:
-        record: of the experiment.
-        journals: the folder with its journal; an experiment without one has no such runs.
     """
     told = Counter(
         _result(test, curve)

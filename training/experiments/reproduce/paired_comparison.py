@@ -70,24 +70,7 @@ def hold(
     show: Show = PERCENT,
     by_task: bool = False,
 ) -> tuple[Record, dict[str, Measured]]:
-    """Tune and test the arms, judge the duels and fill the record.
-
-    Args:
-        setting: how.
-        pairs: the contenders, whose names differ, each after the paper's
-            recipe that it stands for.
-        duels: the claims.
-        name: of the experiment.
-        paper: the paper's figures, where they are not among its texts.
-        remarks: what else differs besides what is among its texts, one sentence each.
-        figures: fields of its texts.
-        show: how figures are written.
-        by_task: arms of several tasks have one label: they are named ``task: label``, and in the
-            table every task has its own part.
-
-    Returns:
-        The record, and the measured arms by name.
-    """
+    """Tune and test the arms, judge the duels and fill the record."""
     arms = [arm for _, arm in pairs]
     tasks = {arm.base.task: arm.base.options for arm in arms}
     bars = {task: setting.bars(task, options) for task, options in tasks.items()}
@@ -161,14 +144,7 @@ def row(m: Measured, show: Show) -> tuple[str, ...]:
 
 
 def draw_paired_comparison(record: Record) -> Figure:
-    """Draw training loss and validation metric of every arm against epochs.
-
-    Args:
-        record: of a duel.
-
-    Returns:
-        A figure of two panels.
-    """
+    """Draw training loss and validation metric of every arm against epochs."""
     with panels(2) as (figure, axes):
         for place, arm in enumerate(record.data["arms"]):
             draw_curves(axes[0], place, arm["label"], arm["train_losses"])

@@ -23,11 +23,6 @@ def panels(
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
     """Yield a figure and its panels in a row, in the house's style.
 
-    Args:
-        count: number of panels.
-        width: inches per panel.
-        height: inches.
-
     Example:
         >>> with panels(2) as (figure, axes):
         ...     len(axes)
@@ -56,16 +51,7 @@ def draw_curves(
     first: int = 1,
     factor: float = 1.0,
 ) -> None:
-    """Draw the mean over seeds as a line, and their range as a band.
-
-    Args:
-        axes: where.
-        place: which arm, for its colour.
-        label: what the legend says.
-        lines: one curve per seed; where they differ in length only the common part is drawn.
-        first: the epoch of the first value.
-        factor: what the values are multiplied by.
-    """
+    """Draw the mean over seeds as a line, and their range as a band."""
     shortest = min((len(line) for line in lines), default=0)
     if not shortest:
         return

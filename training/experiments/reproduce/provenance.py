@@ -24,10 +24,6 @@ from ..task import Split, Task, load_task
 def run_key(settings: Mapping[str, Any], data: str) -> str:
     """Return the name of a run: a digest of its settings and of its data.
 
-    Args:
-        settings: plain values.
-        data: a digest of its data.
-
     Example:
         >>> run_key({"lr": 0.1}, "d") == run_key({"lr": 0.1}, "d") != run_key({"lr": 0.2}, "d")
         True
@@ -74,10 +70,6 @@ def task_data(name: str, options: tuple[tuple[str, Any], ...]) -> Task:
 @cache
 def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
     """Return a digest of all examples and labels of a task, as its model meets them.
-
-    Args:
-        name: the task.
-        options: of the task, as pairs.
 
     Example:
         >>> data_digest("digits-rows", ()) == data_digest("digits-rows", (("hidden", 4),))

@@ -29,15 +29,7 @@ ARMS: tuple[tuple[str, str, Init, Rule, float], ...] = (
 
 
 def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
-    """Tune and test the four arms.
-
-    Args:
-        setting: how.
-        rates: learning rates that each arm may choose from; by default those of the scale.
-
-    Returns:
-        The record.
-    """
+    """Tune and test the four arms."""
     cells = table_cells("path-space-table-1")
     if setting.scale == "fetched":
         options = (("limit", FETCHED_IMAGES),)

@@ -78,14 +78,7 @@ class Record:
         )
 
     def write(self, path: Path) -> None:
-        """Write the record as JSON, aside and renamed.
-
-        Args:
-            path: the file.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Write the record as JSON, aside and renamed."""
         with replacing(path) as temporary:
             text = json.dumps(
                 {"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False
@@ -94,17 +87,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read what :meth:`write` wrote.
-
-        Args:
-            path: the file.
-
-        Returns:
-            The record.
-
-        Raises:
-            InputError: the file cannot be read or holds something else.
-        """
+        """Read what :meth:`write` wrote."""
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             if record.pop("format") != FORMAT:
@@ -132,10 +115,6 @@ def about(name: str) -> dict[str, Any]:
 
 def remarks(name: str, **figures: object) -> tuple[str, ...]:
     """Return what else differs from the paper, with the figures that the text leaves to the code.
-
-    Args:
-        name: of the experiment.
-        figures: values of the fields in braces.
 
     Example:
         >>> remarks("language")[0]

@@ -63,14 +63,7 @@ DUELS = (("G-SGD", "SGD", 0, 1), ("G-SGD", "Path-SGD", 0, 2), ("G-Adam", "Adam",
 
 
 def run(setting: Setting) -> Record:
-    """Tune and test seven arms on each data set.
-
-    Args:
-        setting: how.
-
-    Returns:
-        The record.
-    """
+    """Tune and test seven arms on each data set."""
     names = TASKS[setting.scale]
     arms = [arm for task in names for arm in _arms(task, setting)]
     record, _ = hold(

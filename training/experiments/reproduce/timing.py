@@ -59,12 +59,6 @@ def seconds_of_step(
 ) -> float:
     """Return the processor time of one training step: forward, backward, update.
 
-    Args:
-        model: what is trained.
-        optimizer: its optimizer.
-        batch: inputs.
-        steps: how many steps are timed together.
-
     Example:
         >>> model = ReluRNN(2, 3, 4)
         >>> seconds_of_step(
@@ -165,13 +159,6 @@ def alternate(
 
     Other load has the same effect on all of them. The first turn is a warm-up and does not count.
 
-    Args:
-        contenders: name -> measures one turn, in seconds.
-        most: stop after so many rounds.
-
-    Returns:
-        The times by contender, as many for each.
-
     Example:
         >>> alternate({"SGD": lambda: 1.0, "G-SGD": lambda: 1.1})["G-SGD"][:2]
         [1.1, 1.1]
@@ -209,14 +196,7 @@ def _ratios(times: Mapping[str, Sequence[float]]) -> list[list[float]]:
 def contenders_of(
     make: Callable[[], nn.Module], batch: Tensor, steps: int, path_sgd: bool
 ) -> dict[str, Callable[[], float]]:
-    """Return what measures the steps of each optimizer, SGD first.
-
-    Args:
-        make: makes the model of each.
-        batch: inputs of a step.
-        steps: how many steps a turn takes.
-        path_sgd: whether Path-SGD is among them.
-    """
+    """Return what measures the steps of each optimizer, SGD first."""
     contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()

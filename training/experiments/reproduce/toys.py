@@ -81,12 +81,7 @@ class Toys:
         return self.enter, self.middle, self.leave
 
     def chain(self, points: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``x_0``, ``z_1`` and ``x_1`` of every network, each of shape (N, B, 4).
-
-        Args:
-            points: shape (N, B, 2).
-            skip: 1 where there is a skip connection, else 0, shape (N, 1, 1).
-        """
+        """Return ``x_0``, ``z_1`` and ``x_1`` of every network, each of shape (N, B, 4)."""
         state = points @ self.enter.mT
         branch = state.relu() @ self.middle.mT
         return state, branch, skip * state + branch
@@ -127,19 +122,6 @@ def train_toys(
     every: int = 100,
 ) -> Toys:
     """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
-
-    Args:
-        seeds: seed of each network: its first weights and its data; networks of one
-            seed meet the same points.
-        skip: 1 or 0 for each network.
-        tau: penal strength of each, against the mean loss of a batch, as the paper's hook has it.
-        lr: learning rate of each.
-        steps: SGD steps.
-        look_at: called before the first step and after every ``every`` steps.
-        every: see ``look_at``.
-
-    Returns:
-        The trained networks.
 
     Example:
         >>> train_toys([0, 0], [1, 1], [0, 1e-3], [0.1, 0.1], steps=2).enter.shape

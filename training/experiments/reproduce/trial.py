@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -108,13 +107,6 @@ class Trial:
         """What a progress bar says of it."""
         return f"{self.task} {self.optimizer} lr {self.lr:g}"
 
-    @property
-    def unknown(self) -> Outcome:
-        """What stands for the outcome of a run that has not ended: no rate that was tried is
-        worse.
-        """
-        return Outcome((0.5,), (math.inf,), (math.inf,), 0.0, False, 0.5, 0.5, (0.0, 0.0))
-
     def carry_out(self, folder: Path | None = None) -> Outcome:
         """Train: :func:`run_trial`."""
         return run_trial(self, folder)
@@ -169,18 +161,6 @@ class Outcome:
 def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
     """Train once, on one thread.
 
-    Args:
-        trial: what to train.
-        folder: where checkpoints are kept while it runs, and looked for
-            before; ``None`` keeps none.
-
-    Returns:
-        The outcome.
-
-    Raises:
-        InputError: a name in the trial is unknown, its data is missing, or
-            a file cannot be written.
-
     Example:
         >>> outcome = run_trial(
         ...     Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True)
@@ -221,15 +201,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
 
 
 def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyProbe]]:
-    """Return a run before its first step, and what looks on where the trial asks for it.
-
-    Args:
-        trial: what to train.
-        task: its task.
-
-    Raises:
-        InputError: a name in the trial is unknown, or its settings do not fit.
-    """
+    """Return a run before its first step, and what looks on where the trial asks for it."""
     model, optimizer = prepare(task, recipe_of(trial))
     probes = [EfficiencyProbe(task, model)] if trial.efficiency else []
     if trial.tau:

@@ -183,15 +183,6 @@ def measure_enough(
 
     The setting's seeds are the pilot: their spread says how many more decide each claim with a
     probability of 80 %, at the paper's effect. Every arm gets as many as the claim that needs most.
-
-    Args:
-        arms: the contenders.
-        setting: how; without ``by_power`` its seeds are all there are, and ``most_seeds`` is the
-            only bound of their number.
-        claims_of: the claims on what was measured.
-
-    Returns:
-        One entry per arm, and the judged claims.
     """
     measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
     claims = judge(claims_of(measured))
@@ -211,20 +202,7 @@ def versus(
     printed: tuple[float, float] | None = None,
     bars: Mapping[str, float] | None = None,
 ) -> Claim:
-    """Test the claim "this arm's test metric is lower than that one's".
-
-    Args:
-        statement: the claim.
-        ours: the arm that is claimed to be better. A run of either that diverged counts with the
-            metric that its task calls hopeless.
-        rival: the other, on the same task.
-        printed: the paper's two figures, in the same order.
-        bars: test metrics of simple means and of published networks; an arm that is no better
-            than one of them decides nothing, but for those that are shown only.
-
-    Returns:
-        The claim, not yet corrected for others.
-    """
+    """Test the claim "this arm's test metric is lower than that one's"."""
     whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
     failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless
     claim = gain(statement, ours.tests, rival.tests, printed, failed)

@@ -30,11 +30,6 @@ def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
 
     The experiment is carried out with outcomes from the journal. Where that lacks one, or where
     the arms end with other figures, the record is of another setting and stays as it is.
-
-    Args:
-        record: what was recorded, at the scale for fetched data.
-        experiment: its experiment.
-        journal: of its runs.
     """
     if not experiment.trials or record.scale != "fetched" or not journal.is_file():
         return record

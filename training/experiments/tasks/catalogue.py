@@ -30,15 +30,6 @@ Pair = tuple[list[str], list[str]]
 def read_catalogue(path: Path) -> list[Pair]:
     """Read the messages of one catalogue and cut them into words; placeholders
     and marks are words, too.
-
-    Args:
-        path: a .mo file.
-
-    Returns:
-        Pairs of message and translation, in the catalogue's order; plural forms give a pair each.
-
-    Raises:
-        InputError: the file cannot be read or is not a catalogue.
     """
     try:
         with open(path, "rb") as file:
@@ -72,11 +63,7 @@ def words_of(message: str) -> list[str]:
 
 
 def installed() -> list[Path]:
-    """Find the German catalogues of Django, without importing it.
-
-    Raises:
-        InputError: Django is not installed, or came without catalogues.
-    """
+    """Find the German catalogues of Django, without importing it."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = (spec.submodule_search_locations if spec is not None else None) or []
     files = sorted(file for folder in folders for file in Path(folder).glob(INSIDE))
@@ -89,11 +76,7 @@ def installed() -> list[Path]:
 
 
 def given(folder: Path, task: str = "catalogue") -> list[Path]:
-    """List the catalogues in a folder of the user.
-
-    Raises:
-        InputError: there is no such folder, or no catalogue in it.
-    """
+    """List the catalogues in a folder of the user."""
     if not folder.is_dir():
         raise InputError(
             f"Task '{task}' found no folder '{folder}', expected one with .mo files; {HINT}."
@@ -113,23 +96,7 @@ def catalogue(
     dropout: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task: English messages of programs, translated.
-
-    Args:
-        hidden: features of the transformer, an even number.
-        layers: encoder layers, and decoder layers.
-        longest: longer messages or translations are left out.
-        limit: at most so many pairs.
-        dropout: of the transformer.
-        data: folder with .mo files, all of one language; by default the German ones of Django.
-
-    Returns:
-        The task; a message is in one split only.
-
-    Raises:
-        InputError: there is no such folder (without one: no Django), no catalogue in
-            it, or too few messages.
-    """
+    """Build the task: English messages of programs, translated."""
     files = installed() if data is None else given(Path(data))
     parts = _parts(files, data or PACKAGE, longest, limit)
     return translation_task("catalogue", WHAT, parts, hidden, layers, longest, dropout=dropout)
@@ -145,23 +112,7 @@ def catalogues(
     dropout: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task: English messages of many programs, translated into German.
-
-    Args:
-        hidden: features of the transformer, an even number.
-        layers: encoder layers, and decoder layers.
-        longest: longer messages or translations are left out.
-        limit: at most so many pairs.
-        vocabulary: so many words are known, both languages together.
-        dropout: of the transformer.
-        data: folder with .mo files, all of one language; by default the fetched ones.
-
-    Returns:
-        The task; a message is in one split only.
-
-    Raises:
-        InputError: the data is not there, or has too few messages.
-    """
+    """Build the task: English messages of many programs, translated into German."""
     folder = fetching.given("catalogues", data, "catalogues")
     parts = _parts(given(folder, "catalogues"), folder, longest, limit)
     return translation_task("catalogues", WHAT, parts, hidden, layers, longest, vocabulary, dropout)

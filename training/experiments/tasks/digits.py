@@ -35,9 +35,6 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     The split is stratified: every part holds the ten digits in nearly the same proportions.
 
-    Returns:
-        Three integer arrays, pairwise disjoint, that together hold 0..1796.
-
     Example:
         >>> [len(part) for part in split_indices()]
         [1197, 240, 360]
@@ -50,14 +47,6 @@ def stratified(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return which examples are for training, validation and testing; each part holds the
     classes in nearly the same proportions.
-
-    Args:
-        labels: class of every example.
-        tests: number of test examples.
-        valids: number of validation examples.
-
-    Raises:
-        ValueError: too few examples, of a class or in all.
 
     Example:
         >>> [len(part) for part in stratified(np.arange(100) % 10, 20, 10)]
@@ -92,14 +81,6 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
     """Cut images into sequences: all pixels in order, or in one fixed random
     order, ``steps`` equal pieces.
 
-    Args:
-        images: shape (N, Y, X).
-        steps: length of the sequences; it divides ``Y X``.
-        permuted: shuffle the pixels first, every image alike.
-
-    Returns:
-        Shape (N, steps, Y X / steps).
-
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.1.
 
@@ -117,18 +98,7 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
 def sequence_task(
     name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool
 ) -> Task:
-    """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step.
-
-    Args:
-        name: name of the task.
-        what: what the images are.
-        parts: training, validation and test split; inputs of shape (N, steps, features).
-        hidden: hidden units of the RNN.
-        permuted: whether the pixels were shuffled; for the description.
-
-    Returns:
-        The task; its metric is the error rate.
-    """
+    """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step."""
     train, valid, test = parts
     steps, features = train.inputs.shape[1:]
 

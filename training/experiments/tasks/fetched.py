@@ -26,16 +26,6 @@ def fashion_splits(
 ) -> list[Split]:
     """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool) to
     train, to choose and to test.
-
-    Args:
-        task: who asks, for the error.
-        pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
-        limit: at most so many training images, the first ones; validation and
-            test images are all there.
-        data: folder with the four files; by default the fetched ones.
-
-    Raises:
-        InputError: the data is not there.
     """
     train, *others = mnist_splits(given(task, data, "fashion-mnist"))
     parts = (Split(train.inputs[:limit], train.targets[:limit]), *others)
@@ -74,22 +64,6 @@ def fashion_images(
 ) -> Task:
     """Build the task: images of clothes, 28 x 28, in one of ten classes, by
     a convolutional network.
-
-    Args:
-        hidden: channels of the network.
-        network: ``recurrent``, ``residual`` or ``resnet``.
-        depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
-        limit: at most so many training images, the first ones; validation and
-            test images are all there.
-        pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
-        scale: first value of a learned factor for each channel of the branches of
-            ``resnet``; ``None`` for none.
-        drop: share of the branches of ``resnet`` that are dropped in a training step.
-        activity: strength of a penalty on the squares of the activations of ``resnet``.
-        data: folder with the four files; by default the fetched ones.
-
-    Raises:
-        InputError: the data is not there.
     """
     parts = fashion_splits("fashion-images", pool, limit, data)
     blocks = settings_of_blocks(scale, drop, activity)
@@ -101,14 +75,6 @@ def fashion_images(
 def bible_tokens(folder: Path, words: int | None = None) -> tuple[list[Tensor], int]:
     """The characters or words of the King James Bible as numbers: 90 % to train, 5 %
     each to choose and to test.
-
-    Args:
-        folder: where the file ``bible.data`` is.
-        words: size of the vocabulary, for words and marks in lower case; by default the tokens
-            are characters.
-
-    Returns:
-        One tensor per part, and the size of the vocabulary.
     """
     # without book, chapter and number before the words of each verse
     verses = [
@@ -132,16 +98,6 @@ def bible_characters(
 ) -> Task:
     """Build the task: the next character of the King James Bible; 90 % to train, 5 %
     each to choose and to test.
-
-    Args:
-        hidden: units of every recurrent layer.
-        layers: recurrent layers.
-        length: characters per example.
-        limit: at most so many training examples.
-        data: folder with the file ``bible.data``; by default the fetched one.
-
-    Raises:
-        InputError: the data is not there.
     """
     tokens, vocabulary = bible_tokens(given("bible-characters", data, "bible"))
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
@@ -160,17 +116,6 @@ def bible_words(
 ) -> Task:
     """Build the task: the next word or mark of the King James Bible, in lower case; 90 % to
     train, 5 % each to choose and to test.
-
-    Args:
-        hidden: units of every recurrent layer.
-        layers: recurrent layers.
-        length: words per example.
-        limit: at most so many training examples.
-        vocabulary: so many words and marks are known, the most frequent ones.
-        data: folder with the file ``bible.data``; by default the fetched one.
-
-    Raises:
-        InputError: the data is not there.
     """
     tokens, size = bible_tokens(given("bible-words", data, "bible"), vocabulary)
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]

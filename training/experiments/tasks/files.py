@@ -22,19 +22,7 @@ IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
-    """Return the first of several files that exists, packed by gzip or not.
-
-    Args:
-        folder: the folder to search.
-        names: file names without ``.gz``.
-        hint: the source of the data.
-
-    Returns:
-        The file's path.
-
-    Raises:
-        InputError: there is no such folder, or it has none of the files.
-    """
+    """Return the first of several files that exists, packed by gzip or not."""
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}'; {hint}.")
     for name in names:
@@ -45,11 +33,7 @@ def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
 
 
 def read_bytes(path: Path, hint: str) -> bytes:
-    """Return a file's contents, unpacked if its name ends in ``.gz``.
-
-    Raises:
-        InputError: it cannot be read or is damaged.
-    """
+    """Return a file's contents, unpacked if its name ends in ``.gz``."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
@@ -61,16 +45,6 @@ def read_bytes(path: Path, hint: str) -> bytes:
 
 def read_idx(path: Path, hint: str) -> np.ndarray:
     """Read an idx file: two zero bytes, element type, number of axes, their lengths, the numbers.
-
-    Args:
-        path: the file, packed or not.
-        hint: the source of the data.
-
-    Returns:
-        The array, in the machine's own byte order.
-
-    Raises:
-        InputError: it is not an idx file, or it is cut off.
 
     Reference:
         The format as described beside the MNIST database.
@@ -112,19 +86,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read one of CIFAR's python batches: a pickled dictionary with pixels and labels.
-
-    Args:
-        path: the file.
-        labels: its entry with the labels, ``labels`` or ``fine_labels``.
-        hint: the source of the data.
-
-    Returns:
-        Images of shape (N, 3, 32, 32) of unsigned bytes, and N labels.
-
-    Raises:
-        InputError: it is no such batch, or it is cut off.
-    """
+    """Read one of CIFAR's python batches: a pickled dictionary with pixels and labels."""
     try:
         # latin1 turns the byte strings of Python 2 into texts without loss.
         batch = _ArraysOnly(io.BytesIO(read_bytes(path, hint)), encoding="latin1").load()
@@ -145,11 +107,7 @@ def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarr
 
 
 def read_text(path: Path, hint: str) -> str:
-    """Read a text in UTF-8.
-
-    Raises:
-        InputError: it cannot be read, is empty, or is something else.
-    """
+    """Read a text in UTF-8."""
     try:
         text = read_bytes(path, hint).decode("utf-8")
     except UnicodeDecodeError as error:

@@ -80,18 +80,7 @@ def imagenet(
     smoothing: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task: ImageNet's photographs by a network of the Markov-chain paper's Table 2.
-
-    Args:
-        hidden: channels of the first stage of ``deep-resnet`` and ``swin``, features of ``vit``.
-        network: ``deep-resnet``, ``vit`` or ``swin``.
-        depth: layers of ``deep-resnet``, blocks of the others.
-        smoothing: share of each target that is spread over all classes in the loss.
-        data: folder with the four files of numpy.
-
-    Raises:
-        InputError: there is no such network, or a file is missing or does not fit.
-    """
+    """Build the task: ImageNet's photographs by a network of the Markov-chain paper's Table 2."""
     expect_known("network", network, NETWORKS)
     if data is None:
         raise InputError(

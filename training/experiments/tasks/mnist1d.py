@@ -27,14 +27,7 @@ LENGTH = 40
 
 
 def program_of(folder: Path) -> Any:
-    """Import the program ``mnist1d.data`` from a folder, if it has the known digest.
-
-    Args:
-        folder: where the package's files are; it is no longer in ``sys.modules`` afterwards.
-
-    Raises:
-        InputError: a file is missing, or not that of the known version.
-    """
+    """Import the program ``mnist1d.data`` from a folder, if it has the known digest."""
     for file, digest in source("mnist1d").files.items():
         if digest_of(folder / file) != digest:
             raise InputError(
@@ -60,15 +53,7 @@ def program_of(folder: Path) -> Any:
 
 
 def draw(program: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw digits with the program's own settings and seed.
-
-    Args:
-        program: of :func:`program_of`.
-        count: how many; the program draws equally many of each digit, so it is rounded up to tens.
-
-    Returns:
-        Values of shape (count, 40), of mean 0 and standard deviation 1, and the digits.
-    """
+    """Draw digits with the program's own settings and seed."""
     settings = program.get_dataset_args()
     vars(settings).update(num_samples=-(-count // 10) * 10, train_split=1.0)
     drawn, state = random.getstate(), np.random.get_state()
@@ -90,18 +75,6 @@ def mnist1d(
     data: str | None = None,
 ) -> Task:
     """Build the task: a digit from 40 numbers that are read step by step, by a ReLU RNN.
-
-    Args:
-        hidden: hidden units of the RNN.
-        steps: number of equal pieces in which the 40 numbers are read; with 40 the default start
-            learns nothing for many epochs.
-        limit: training items; a quarter as many for validation. All items are drawn together,
-            so another number gives other items.
-        tests: test items.
-        data: folder with the program's files; by default the fetched ones.
-
-    Raises:
-        InputError: a size is out of range, or the program is not there.
 
     Reference:
         Scaling Down Deep Learning with MNIST-1D, https://arxiv.org/abs/2011.14439.

@@ -88,18 +88,7 @@ def _parts(
 
 
 def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
-    """Read MNIST's four idx files.
-
-    Args:
-        folder: where they are, packed or not.
-
-    Returns:
-        Splits with images of shape (N, 1, Y, X), normalised.
-
-    Raises:
-        InputError: a file is missing, damaged, does not belong to the others, or has too few
-            images or labels above 9.
-    """
+    """Read MNIST's four idx files."""
     found = []
     for part in ("train", "t10k"):
         images = find(folder, (f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), MNIST)
@@ -142,19 +131,7 @@ def mnist_images(
     overlapping: bool = False,
     data: str | None = None,
 ) -> Task:
-    """Build the task: MNIST's images by a convolutional network.
-
-    Args:
-        hidden: channels of the network.
-        network: ``recurrent``, ``residual``, ``resnet`` or ``deep-resnet``.
-        depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
-        dropout: before the read-out of ``recurrent``.
-        overlapping: how ``recurrent`` halves images.
-        data: folder with MNIST's four idx files.
-
-    Raises:
-        InputError: the data is not there.
-    """
+    """Build the task: MNIST's images by a convolutional network."""
     parts = mnist_splits(_folder("mnist-images", data, MNIST))
     sizes: dict[str, Any] = {
         "width": hidden,
@@ -166,18 +143,7 @@ def mnist_images(
 
 
 def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
-    """Read CIFAR's python batches.
-
-    Args:
-        folder: the folder that was unpacked, or the one that holds it.
-        classes: 10 or 100.
-
-    Returns:
-        Splits with images of shape (N, 3, 32, 32), normalised.
-
-    Raises:
-        InputError: a file is missing or damaged, or has too few images or labels of other classes.
-    """
+    """Read CIFAR's python batches."""
     inner = folder / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
     folder = inner if inner.is_dir() else folder
     labels = "labels" if classes == 10 else "fine_labels"
@@ -218,14 +184,6 @@ def tokens_of(
     texts: Sequence[str], words: bool, size: int | None = None
 ) -> tuple[list[Tensor], int]:
     """Number the tokens of several texts, the first of which knows all of them.
-
-    Args:
-        texts: training text first.
-        words: tokens are words, with ``<eos>`` at the end of a line, rather than characters.
-        size: keep only so many tokens, the most frequent ones, with ``<unk>`` among them.
-
-    Returns:
-        One tensor per text, and the size of the vocabulary; other tokens become ``<unk>``.
 
     Example:
         >>> [part.tolist() for part in tokens_of(["b a b", "a c"], words=True)[0]]
@@ -304,16 +262,6 @@ def enwik8(
     read if it is there; of the file ``enwik8``, capitals become small letters, and every run of
     other bytes a blank, so that it has fewer.
 
-    Args:
-        hidden: units of every recurrent layer.
-        layers: recurrent layers.
-        length: characters per example.
-        every_byte: keep all bytes of ``enwik8`` as they are, as others report it.
-        data: folder with the file ``text8`` or ``enwik8``.
-
-    Raises:
-        InputError: the file is missing or too short.
-
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.2.
     """
@@ -342,21 +290,6 @@ def wmt16(
 ) -> Task:
     """Build the task: sentences translated between English and German, from text files
     with a sentence per line.
-
-    Args:
-        hidden: features of the transformer.
-        layers: encoder layers, and decoder layers.
-        longest: sentences are cut after so many words.
-        dropout: of the transformer.
-        smoothing: share of each target that is spread over all tokens in the loss.
-        inner: units inside a feed-forward branch.
-        original: norms after the sums and a read-out with the embedding's weights, as in the
-            transformer of Vaswani et al.
-        reverse: German into English.
-        data: folder with ``train.en``, ``train.de`` and so on.
-
-    Raises:
-        InputError: a file is missing, or two files have different numbers of lines.
     """
     folder, languages = _folder("wmt16", data, WMT), ("de", "en") if reverse else ("en", "de")
     parts = []

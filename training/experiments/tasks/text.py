@@ -42,11 +42,6 @@ def topics_text() -> str:
 def token_loss(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over tokens; targets below 0 do not count.
 
-    Args:
-        outputs: scores, shape (B, T, V).
-        targets: tokens, shape (B, T).
-        smoothing: share of each target that is spread over all tokens.
-
     Example:
         >>> round(token_loss(torch.zeros(1, 2, 4), torch.tensor([[1, -1]])).item(), 4)
         1.3863
@@ -69,17 +64,6 @@ def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
     """Cut a text into examples: ``length`` tokens in, the same shifted by one out.
-
-    Args:
-        tokens: shape (N,).
-        length: tokens per example.
-        limit: at most so many examples, spread evenly.
-
-    Returns:
-        The examples; what does not fill one is left out.
-
-    Raises:
-        InputError: the text is shorter than one example.
 
     Example:
         >>> chunks(torch.arange(7), 3).targets.tolist()
@@ -107,19 +91,7 @@ def language_task(
     model: dict[str, float | int],
     words: bool = False,
 ) -> Task:
-    """Build the task of predicting the next token with a stacked ReLU RNN.
-
-    Args:
-        name: name of the task.
-        what: what the text is.
-        parts: training, validation and test split.
-        vocabulary: number of tokens.
-        model: arguments of :class:`pathspace.training.experiments.models.StackedReluLM`.
-        words: the metric is perplexity instead of bits per token.
-
-    Returns:
-        The task.
-    """
+    """Build the task of predicting the next token with a stacked ReLU RNN."""
     train, valid, test = parts
 
     return Task(
@@ -144,18 +116,6 @@ def language_task(
 @register_task("text-characters")
 def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: int = 2000) -> Task:
     """Build the task: the next character of Python's documentation topics.
-
-    Args:
-        hidden: units of every recurrent layer; the embedding has a quarter of them.
-        layers: recurrent layers.
-        length: characters per example; states do not carry over to the next example.
-        limit: at most so many training examples, and a fifth of that for validation and test.
-
-    Returns:
-        The task; its metric is bits per character.
-
-    Raises:
-        InputError: a size is not positive.
 
     Example:
         >>> task = text_characters(hidden=8)

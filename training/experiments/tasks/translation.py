@@ -111,10 +111,6 @@ def english_words(number: int) -> list[str]:
 def german_words(number: int, last: bool = True) -> list[str]:
     """Write a number from 0 to 999999 in German, as a list of its parts.
 
-    Args:
-        number: the number.
-        last: nothing follows, so that one is "eins" and not "ein".
-
     Example:
         >>> "".join(german_words(2045)), "".join(german_words(101)), "".join(german_words(21000))
         ('zweitausendfünfundvierzig', 'einhunderteins', 'einundzwanzigtausend')
@@ -137,10 +133,6 @@ def german_words(number: int, last: bool = True) -> list[str]:
 def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of wrong target tokens without padding: one minus the paper's accuracy.
 
-    Args:
-        outputs: scores, shape (B, T, V).
-        targets: tokens, -1 where there is none.
-
     Example:
         >>> token_accuracy_error(torch.eye(3).unsqueeze(0), torch.tensor([[0, 2, -1]])).item()
         0.5
@@ -156,15 +148,6 @@ def encode_pairs(
     target: int,
 ) -> Split:
     """Turn pairs of sentences into rows of tokens.
-
-    Args:
-        pairs: source words and target words.
-        vocabulary: word -> token; other words become ``<unknown>``.
-        source: places for the source sentence, longer ones are cut.
-        target: places for the target sentence and its end.
-
-    Returns:
-        Inputs: source, then start and target; targets: target and end, -1 beyond.
 
     Example:
         >>> split = encode_pairs([(["a"], ["b"])], {"a": 4, "b": 5}, 2, 3)
@@ -208,26 +191,7 @@ def translation_task(
     inner: int | None = None,
     original: bool = False,
 ) -> Task:
-    """Build the task of translating with an encoder-decoder transformer.
-
-    Args:
-        name: name of the task.
-        what: what the sentences are.
-        parts: training, validation and test pairs.
-        width: features of the transformer.
-        layers: encoder layers, and decoder layers.
-        longest: longest sentence, in words.
-        vocabulary_size: the most frequent words of the training pairs are known,
-            both languages together.
-        dropout: of the transformer.
-        smoothing: share of each target that is spread over all tokens in the loss.
-        inner: units inside a feed-forward branch; ``None`` for twice ``width``.
-        original: see :class:`pathspace.training.experiments.models.Translator`.
-
-    Returns:
-        The task; its metric is the share of wrong target tokens, the true ones
-        before them being given.
-    """
+    """Build the task of translating with an encoder-decoder transformer."""
     frequency: dict[str, int] = {}
     for pair in parts[0]:
         for word in (*pair[0], *pair[1]):
@@ -277,20 +241,6 @@ def number_words(
     dropout: float = 0.0,
 ) -> Task:
     """Build the task: a number below a million in English words, translated into German.
-
-    Args:
-        hidden: features of the transformer, an even number.
-        layers: encoder layers, and decoder layers.
-        limit: training pairs; a quarter as many for validation and test. No
-            number is in two splits.
-        tests: another number of test pairs.
-        dropout: of the transformer.
-
-    Returns:
-        The task.
-
-    Raises:
-        InputError: a size is out of range.
 
     Example:
         >>> number_words(16, limit=100).train.inputs.shape[0]

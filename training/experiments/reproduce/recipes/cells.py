@@ -86,9 +86,6 @@ class Cell:
 def load_cells() -> dict[str, Cell]:
     """Return all cells by name, table by table.
 
-    Raises:
-        InputError: a file is not a table of recipes.
-
     Example:
         >>> cell = load_cells()["path-space-table-1/smnist-28--g-sgd"]
         >>> cell.printed, cell.recipe["epochs"], cell.recipe["start"]
@@ -100,12 +97,6 @@ def load_cells() -> dict[str, Cell]:
 
 def table_cells(table: str) -> dict[tuple[str, str], Cell]:
     """Return the cells of a table by row and column.
-
-    Args:
-        table: name of its file.
-
-    Raises:
-        InputError: there is no such table.
 
     Example:
         >>> table_cells("path-space-table-2")["SGD", "MNIST RCNN-32"].printed

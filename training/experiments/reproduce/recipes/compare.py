@@ -83,20 +83,6 @@ def describe(
 ) -> Description:
     """Describe a run in the fields of a recipe.
 
-    Args:
-        trial: the run.
-        rates: learning rates that it may choose from.
-        seeds: how many are reported.
-        tuning_seeds: how many choose the rate.
-        decays: weight decays that it may choose from; empty for the trial's.
-
-    Returns:
-        A value for every key of
-        :data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS`.
-
-    Raises:
-        InputError: the trial names a task or an optimizer that is not there.
-
     Example:
         >>> run = describe(Trial("digits-rows", "gsgd", 0.1, 0, 25), (0.1, 0.2), 5, 2)
         >>> run["optimizer"], run["epochs"], run["schedule"], run["width"]
@@ -150,13 +136,6 @@ def describe(
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences between a run and a recipe, and the fields that
     the recipe does not state.
-
-    Args:
-        cell: the recipe.
-        run: what :func:`describe` returned.
-
-    Returns:
-        One sentence per field, none for a field in which both agree.
 
     Example:
         >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells

@@ -49,16 +49,6 @@ def runnable(cell: Cell) -> str:
 def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
 
-    Args:
-        cell: the recipe.
-        data: folder of the paper's data.
-
-    Returns:
-        The run. What the paper leaves open is filled in as the recipe's file says.
-
-    Raises:
-        InputError: this library cannot train it.
-
     Example:
         >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
         >>> trial = full_trial(load_cells()["path-space-table-2/g-sgd--cifar-10-rcnn-96"])
@@ -108,11 +98,6 @@ def settled(cell: Cell, data: Path | str | None = None) -> Cell:
     """Return a cell with a number in place of the original transformer's learning rate, which
     follows from the width and the steps of the warm-up.
 
-    Args:
-        cell: the recipe.
-        data: folder of the paper's data, whose training pairs are counted; without it they are as
-            many as in the news of WMT-16.
-
     Reference:
         Vaswani et al., Attention is all you need, section 5.3.
 
@@ -138,16 +123,7 @@ def _pairs(data: Path | str | None) -> int:
 
 
 def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
-    """Return the contender of a recipe, with its learning rates.
-
-    Args:
-        label: what it is called.
-        cell: the recipe.
-        setting: names the folder of data, and by how much budgets are shrunk.
-
-    Raises:
-        InputError: this library cannot train it.
-    """
+    """Return the contender of a recipe, with its learning rates."""
     trial = full_trial(cell, setting.data)
     rates = tuple(settled(cell, setting.data).value("rates"))
     said = cell.value("decay")
@@ -157,16 +133,7 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
 
 
 def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
-    """Return the contenders of all cells of a table that can be trained, by row and column.
-
-    Args:
-        table: name of its folder.
-        setting: as for :func:`full_arm`; cells whose files its folder lacks are left out, see
-            :func:`lacking`.
-
-    Raises:
-        InputError: none of them can be trained.
-    """
+    """Return the contenders of all cells of a table that can be trained, by row and column."""
     arms = {
         place: full_arm(": ".join(place), cell, setting)
         for place, cell in table_cells(table).items()
@@ -179,12 +146,7 @@ def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
 
 
 def lacking(table: str, setting: Setting) -> tuple[str, ...]:
-    """Say which cells of a table are not trained, and why, one sentence for each reason.
-
-    Args:
-        table: name of its folder.
-        setting: names the folder of data.
-    """
+    """Say which cells of a table are not trained, and why, one sentence for each reason."""
     rows: dict[str, list[str]] = {}
     for (row, column), cell in table_cells(table).items():
         if why := _why(cell, setting):
@@ -211,17 +173,7 @@ def _missing(cell: Cell, setting: Setting) -> str:
 def listed(
     pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None
 ) -> tuple[str, ...]:
-    """List the differences between contenders and their recipes, first those of all contenders.
-
-    Args:
-        pairs: each contender with the cell that it stands for.
-        setting: says how many seeds there are, and where runs compute.
-        seeds: how many were reported in the end.
-
-    Returns:
-        One sentence per field that differs, with the contenders' names where
-        it does not hold for all.
-    """
+    """List the differences between contenders and their recipes, first those of all contenders."""
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)

@@ -19,14 +19,7 @@ from .full import full_arms, listed, runnable
 
 
 def write_recipes(page: Path) -> None:
-    """Write the page.
-
-    Args:
-        page: the file.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write the page."""
     with replacing(page) as temporary:
         temporary.write_text(render(), encoding="utf-8")
 

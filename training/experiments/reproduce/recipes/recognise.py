@@ -19,17 +19,7 @@ KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
 
 
 def found_in(folder: Path, task: str, wanted: str) -> tuple[str, str]:
-    """Say which data a task of the papers reads from a folder.
-
-    Args:
-        folder: the user's.
-        task: the task.
-        wanted: the data that it should read, in the words of the recipes.
-
-    Returns:
-        The data that is there, in the same words where it was recognised; and what is to be said
-        where this library knows no digests of the wanted data, else an empty text.
-    """
+    """Say which data a task of the papers reads from a folder."""
     candidates = [name for name, known in KNOWN.items() if task in known["tasks"]]
     if not candidates:
         return (

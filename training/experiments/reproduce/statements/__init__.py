@@ -8,14 +8,13 @@ page is written from both.
 
 from .evidence import Judged, judge_all
 from .page import render, write_statements
-from .registry import Statement, load_statements, missing
+from .registry import Statement, load_statements
 
 __all__ = [
     "Judged",
     "Statement",
     "judge_all",
     "load_statements",
-    "missing",
     "render",
     "write_statements",
 ]

@@ -16,12 +16,6 @@ COLUMNS = ("statement", "right", "range", "evidence")
 def tables(statements: Iterable[Statement]) -> dict[str, str]:
     """Return a table for each document.
 
-    Args:
-        statements: all statements; those that are true or undecided are left out.
-
-    Returns:
-        The first letter of a document's statements -> its table in Markdown.
-
     Example:
         >>> tables([])
         {}
@@ -43,10 +37,6 @@ def tables(statements: Iterable[Statement]) -> dict[str, str]:
 def with_tables(page: str, statements: Iterable[Statement]) -> str:
     """Return a page with today's tables between its marks; a page without marks stays.
 
-    Args:
-        page: the text, with ``<!-- statements P -->`` and ``<!-- end P -->`` around a table.
-        statements: all statements.
-
     Example:
         >>> with_tables("no marks", [])
         'no marks'
@@ -60,15 +50,7 @@ def with_tables(page: str, statements: Iterable[Statement]) -> str:
 
 
 def write_errata(page: Path, statements: Iterable[Statement]) -> None:
-    """Write the tables of a page of errata again.
-
-    Args:
-        page: the page.
-        statements: all statements.
-
-    Raises:
-        InputError: the page cannot be written.
-    """
+    """Write the tables of a page of errata again."""
     text = with_tables(page.read_text(encoding="utf-8"), statements)
     with replacing(page) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -63,20 +63,7 @@ class Judged:
 def judge_all(
     statements: Iterable[Statement], records: Path, figures: Path | None = None
 ) -> list[Judged]:
-    """Give every statement its verdict.
-
-    Args:
-        statements: the statements.
-        records: folder with the records of ``pathspace reproduce``.
-        figures: figures of trained networks; by default ``data/markov.json``
-            beside the folder of records.
-
-    Returns:
-        One entry per statement, in order.
-
-    Raises:
-        InputError: a record cannot be read, or a statement names a rule that is not there.
-    """
+    """Give every statement its verdict."""
     figures = figures or records.parent / "data" / "markov.json"
     known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else None
     found: dict[str, Record | None] = {}

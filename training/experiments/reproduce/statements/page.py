@@ -33,16 +33,6 @@ SHOWN: dict[Verdict, str] = {
 def write_statements(records: Path, page: Path) -> list[Judged]:
     """Judge all statements and write the page, and the tables on the page of errata beside it,
     where there is one.
-
-    Args:
-        records: folder with the records of ``pathspace reproduce``.
-        page: the page.
-
-    Returns:
-        The statements with their verdicts.
-
-    Raises:
-        InputError: a record cannot be read, or the page cannot be written.
     """
     judged = judge_all(load_statements(), records)
     with replacing(page) as temporary:
@@ -61,13 +51,6 @@ def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
 
 def render(judged: Sequence[Judged], records: Path) -> str:
     """Return the page.
-
-    Args:
-        judged: statements with their verdicts.
-        records: folder of the records, for the head.
-
-    Returns:
-        Markdown.
 
     Example:
         >>> render([], Path("docs/reproduction")).splitlines()[0]

@@ -1,9 +1,7 @@
-"""The statements as data, and whether the tests, files and pages that they name are there."""
+"""The statements as data."""
 
 from __future__ import annotations
 
-import ast
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -128,14 +126,7 @@ class Statement:
 
 
 def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
-    """Read the statements of one document.
-
-    Args:
-        content: its TOML file, parsed.
-
-    Raises:
-        InputError: an entry lacks a key, has one too many, or contradicts itself.
-    """
+    """Read the statements of one document."""
     known = {field.name for field in fields(Statement)} - {"document"}
     for entry in content["statement"]:
         name = entry.get("id", "without an id")
@@ -153,9 +144,6 @@ def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
 def load_statements() -> tuple[Statement, ...]:
     """Return all statements, in the order of the documents.
 
-    Raises:
-        InputError: an entry is not right, or two have one id.
-
     Example:
         >>> {statement.id[0] for statement in load_statements()} == {"P", "M", "E"}
         True
@@ -169,62 +157,3 @@ def load_statements() -> tuple[Statement, ...]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise InputError(f"Two statements have the id '{twice[0]}'; give one of them another.")
     return statements
-
-
-def missing(statements: Sequence[Statement], root: Path) -> list[str]:
-    """List what statements name and a checkout lacks: tests, files, pages and their headings.
-
-    Args:
-        statements: the statements.
-        root: the checkout.
-
-    Returns:
-        One sentence each, none where all is there.
-
-    Example:
-        >>> one = Statement(
-        ...     "A paper",
-        ...     "A-1",
-        ...     "theory",
-        ...     "p. 1",
-        ...     "One is one.",
-        ...     "true",
-        ...     tests=("tests/none.py::test",),
-        ... )
-        >>> missing([one], Path())
-        ["A-1 names 'tests/none.py::test', which is not there."]
-    """
-    return [
-        f"{statement.id} names '{name}', which is not there."
-        for statement in statements
-        for name in (*statement.tests, *statement.files, *statement.pages)
-        if not _is_there(root, name)
-    ]
-
-
-def _is_there(root: Path, name: str) -> bool:
-    file, _, test = name.partition("::")
-    file, _, heading = file.partition("#")
-    path = root / file
-    return (
-        path.is_file()
-        and (not test or test in _tests(path))
-        and (not heading or heading in _headings(path))
-    )
-
-
-@cache
-def _tests(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@cache
-def _headings(path: Path) -> set[str]:
-    """Return the headings of a page as the ends of links."""
-    lines = [
-        line.lstrip("#").strip()
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.startswith("#")
-    ]
-    return {re.sub(r"[ \-]+", "-", re.sub(r"[^\w\- ]", "", line.lower()).strip()) for line in lines}
