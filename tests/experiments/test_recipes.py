@@ -21,6 +21,7 @@ from pathspace.errors import InputError
 from pathspace.training.experiments.data import fetched
 from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.models import StackedReluLM
+from pathspace.training.experiments.names import TASKS
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import run_reproduction
@@ -39,7 +40,6 @@ from pathspace.training.experiments.reproduce.recipes import (
     table_cells,
 )
 from pathspace.training.experiments.reproduce.recipes.compare import (
-    DATA,
     DROPPED,
     FASHION_IMAGES,
     training_images,
@@ -276,7 +276,7 @@ def test_records_name_the_cut_of_their_data(journal: Path) -> None:
 def test_no_option_of_a_task_is_left_out() -> None:
     """Whatever a run changes of its task's options changes its description."""
     others: dict[str, Any] = {"depth": 14, "hidden": 48}
-    for task in DATA:
+    for task in TASKS:
         for option, default in task_options(task).items():
             if option == "data":
                 continue
@@ -359,11 +359,11 @@ def test_other_data_in_the_format_of_the_papers_is_listed(
             changed.setitem(KNOWN, name, KNOWN[name] | {"files": own})
             assert said() == lines
     (tmp_path / "wiki.train.tokens").write_text("a")
-    assert found_in(tmp_path, "wikitext-2", DATA["wikitext-2"]) == (
+    assert found_in(tmp_path, "wikitext-2", TASKS["wikitext-2"]) == (
         "WikiText-2, words",
         "Data: no digests of WikiText-2, words are known here, so the files were not checked.",
     )
-    assert {task for known in KNOWN.values() for task in known["tasks"]} <= DATA.keys()
+    assert {task for known in KNOWN.values() for task in known["tasks"]} <= TASKS.keys()
     # the copy that is fetched is known
     if (folder := fetched("fashion-mnist")) is not None:
         assert found_in(folder, "mnist-images", "MNIST") == ("Fashion-MNIST", "")
@@ -440,7 +440,7 @@ def test_images_are_described_as_their_models_are() -> None:
         )
         assert run["normalisation"] == "batch norm"
         assert any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
-    assert DATA.keys() <= set(task_names())
+    assert TASKS.keys() <= set(task_names())
 
 
 def test_the_page_is_that_of_the_files(tmp_path: Path) -> None:

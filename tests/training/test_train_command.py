@@ -251,7 +251,7 @@ def test_a_slip_in_a_configuration_is_one_sentence(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["mnist"], "There is no task 'mnist' (did you mean mnist1d"),
+        (["mnist"], "There is no task 'mnist' (did you mean mnist"),
         (["digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
         (["digits-rows", "--optimizer", "LBFGS"], "There is no optimizer 'LBFGS'"),
         (["digits-rows", "--lr", "-1"], "found lr=-1.0, expected a positive number"),

@@ -8,7 +8,6 @@ import gzip
 import math
 import pickle
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +17,9 @@ import torch
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models.translator import Translator
-from pathspace.training.experiments.tasks import load_task, nearest_words
+from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.tasks.catalogue import read_catalogue
 from pathspace.training.experiments.tasks.files import read_batch, read_idx
-from pathspace.training.experiments.tasks.masked import MaskedWords
 from pathspace.training.experiments.tasks.papers import cifar_splits, mnist_splits, tokens_of
 from pathspace.training.experiments.tasks.translation import english_words, german_words
 
@@ -225,12 +223,9 @@ def test_texts_are_read(tmp_path: Path, task: str, files: str) -> None:
     assert loaded.metric_name == ("bits" if task.endswith("characters") else "perplexity")
 
 
-def test_enwik8_has_the_papers_alphabet_or_all_bytes(tmp_path: Path) -> None:
+def test_enwik8_has_the_papers_alphabet(tmp_path: Path) -> None:
     (tmp_path / "enwik8").write_bytes("<mediaWiki>é".encode() * 400)
     options = {"hidden": 4, "layers": 1, "length": 20, "data": str(tmp_path)}
-    task = load_task("enwik8", **options, every_byte=True)
-    assert (len(task.train), len(task.valid), len(task.test)) == (233, 12, 12)
-    assert task.hopeless == math.log2(11), "m, e, d, i, a, W, k, < and >, and two bytes of the é"
     task = load_task("enwik8", **options)
     # a blank and nine letters, 400 times, and a blank at the end
     assert (len(task.train), len(task.valid), len(task.test)) == (179, 9, 10)
@@ -320,75 +315,21 @@ def catalogue(messages: dict[str, str]) -> bytes:
     return head + b"".join(tables[0]) + b"".join(tables[1]) + texts
 
 
-@pytest.mark.slow
-def test_the_catalogue_that_ships_with_a_package_needs_no_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    task = load_task("catalogue", hidden=8, layers=1)
-    assert len(task.train) > 500 and len(task.test) > 50
-    # no message is in two splits (within a split, several may have the same known words)
-    parts = [
-        {tuple(row) for row in split.inputs.tolist()}
-        for split in (task.train, task.valid, task.test)
-    ]
-    unknown = 3
-    seen = [{row for row in part if unknown not in row} for part in parts]
-    assert not (seen[0] & seen[1]) and not (seen[0] & seen[2]) and not (seen[1] & seen[2])
-    monkeypatch.setattr(
-        sys.modules["pathspace.training.experiments.tasks.catalogue"], "PACKAGE", "no_such_package"
-    )
-    with pytest.raises(
-        InputError, match=r"with pip install 'pathspace\[translation\]', or give --data"
-    ):
-        load_task("catalogue")
-
-
 def test_catalogues_are_read(tmp_path: Path) -> None:
     messages = {"": "Content-Type: text/plain; charset=UTF-8\n", "_Open %s": "%s ö_ffnen"}
     messages |= {f"file {i}": f"Datei {i}" for i in range(30)}
     (tmp_path / "a.mo").write_bytes(catalogue(messages))
     pairs = read_catalogue(tmp_path / "a.mo")
     assert (["open", "%s"], ["%s", "öffnen"]) in pairs and len(pairs) == 31
-    task = load_task("catalogue", hidden=8, layers=1, data=str(tmp_path))
+    task = load_task("catalogues", hidden=8, layers=1, data=str(tmp_path))
     assert (len(task.train), len(task.valid), len(task.test)) == (25, 3, 3)
     latin = catalogue({"": "Last-Translator: Jörg\n"}).replace("ö".encode(), b"\xf6?")
     (tmp_path / "a.mo").write_bytes(latin)
     with pytest.raises(InputError, match="has text that is not UTF-8; use a folder without it"):
-        load_task("catalogue", data=str(tmp_path))
+        load_task("catalogues", data=str(tmp_path))
     (tmp_path / "a.mo").write_bytes(catalogue(messages)[:300])
     with pytest.raises(InputError, match="is not a message catalogue, or it is cut off"):
-        load_task("catalogue", data=str(tmp_path))
-
-
-# ---- masked words --------------------------------------------------------------------------------
-
-
-def test_masked_words_hide_the_middle_and_nothing_else() -> None:
-    task = load_task("text-masked-words", hidden=8, words=200, reach=2, limit=500)
-    assert task.train.inputs.shape == (500, 5) and (task.train.inputs[:, 2] == 0).all()
-    assert (task.train.targets > 1).all() and (task.train.inputs[:, [0, 1, 3, 4]] != 0).all()
-
-
-def test_the_mean_of_the_neighbours_is_taken_under_a_distribution() -> None:
-    """Oracle: the expectation of the value vectors, written as a loop."""
-    torch.manual_seed(0)
-    model, words = MaskedWords(9, 4, 3), torch.tensor([[5, 0, 7]])
-    states = [model.embedding.weight[w] + model.places[i] for i, w in enumerate((5, 0, 7))]
-    scores = torch.stack([model.query(states[1]) @ model.key(state) / 2 for state in states])
-    mean = sum(p * model.value(state) for p, state in zip(scores.softmax(0), states, strict=True))
-    assert torch.allclose(model(words)[0], model.embedding.weight @ mean + model.bias, atol=1e-6)
-
-
-def test_nearest_words_are_those_of_the_largest_cosine() -> None:
-    model = load_task("text-masked-words", hidden=8, words=50, limit=100).make_model(0)
-    with torch.no_grad():
-        model.embedding.weight[7] = 2 * model.embedding.weight[2]  # type: ignore[union-attr, index, operator]
-    (nearest, cosine), *_ = nearest_words(model, "the", 3)  # type: ignore[arg-type]
-    from pathspace.training.experiments.tasks.masked import vocabulary_of
-
-    assert nearest == vocabulary_of(50)[7] and cosine == pytest.approx(1)
-    with pytest.raises(InputError, match="'<mask>' is not among"):
-        nearest_words(model, "<mask>")  # type: ignore[arg-type]
+        load_task("catalogues", data=str(tmp_path))
 
 
 def test_text_is_the_documentation_of_this_python() -> None:

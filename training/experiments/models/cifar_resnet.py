@@ -121,17 +121,3 @@ class CifarResNet(nn.Module):
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
         result: Tensor = self.readout(self.blocks(self.stem(images)).mean(dim=(2, 3)))
         return result
-
-
-def cifar_resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the network of 20 layers with 4 channels in its first stage, and
-    two images of 3 x 8 x 8.
-
-    Example:
-        >>> model, inputs = cifar_resnet()
-        >>> model(*inputs).shape
-        torch.Size([2, 10])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return CifarResNet(20, width=4).eval(), (torch.randn(2, 3, 8, 8),)

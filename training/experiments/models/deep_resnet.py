@@ -125,17 +125,3 @@ class DeepResNet(nn.Module):
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
         result: Tensor = self.readout(self.blocks(self.stem(images)).mean(dim=(2, 3)))
         return result
-
-
-def deep_resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the network of 18 layers with 4 channels in its first stage, for small images, and two
-    images of 3 x 8 x 8.
-
-    Example:
-        >>> model, inputs = deep_resnet()
-        >>> model(*inputs).shape
-        torch.Size([2, 10])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return DeepResNet(18, width=4, outputs=10, small=True).eval(), (torch.randn(2, 3, 8, 8),)

@@ -88,16 +88,3 @@ class StackedReluLM(nn.Module):
         return torch.rnn_relu(
             entering, first, weights, False, rnn.num_layers, rnn.dropout, True, False, True
         )[0]
-
-
-def language_model() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a model of 4 recurrent layers of 8 units for 12 tokens, and two sequences of 5 tokens.
-
-    Example:
-        >>> model, inputs = language_model()
-        >>> model(*inputs).shape
-        torch.Size([2, 5, 12])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return StackedReluLM(12, embedding=6, hidden=8), (torch.randint(12, (2, 5)),)

@@ -33,16 +33,3 @@ class LoopRNN(nn.Module):
             state = torch.relu(self.enter(step) + self.recur(state))
         result: Tensor = self.readout(state)
         return result
-
-
-def loop_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a looped network of 14 hidden units with biases, and two sequences of 5 steps.
-
-    Example:
-        >>> model, inputs = loop_rnn()
-        >>> model(*inputs).shape
-        torch.Size([2, 3])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return LoopRNN(inputs=6, hidden=14, outputs=3), (torch.randn(2, 5, 6),)

@@ -99,18 +99,3 @@ class RecurrentCNN(nn.Module):
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
         result: Tensor = self.readout(self.dropout(self.body(self.stem(images)).amax(dim=(2, 3))))
         return result
-
-
-def recurrent_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a recurrent network of two layers and 6 feature maps, and two images of 1 x 8 x 8.
-
-    Example:
-        >>> model, inputs = recurrent_cnn()
-        >>> model(*inputs).shape
-        torch.Size([2, 10])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return RecurrentCNN(channels=1, width=6, outputs=10, layers=2).eval(), (
-            torch.randn(2, 1, 8, 8),
-        )

@@ -59,16 +59,3 @@ class ResidualCNN(nn.Module):
         stream = self.blocks(torch.relu(self.stem(images)))
         result: Tensor = self.readout(torch.relu(stream).mean(dim=(2, 3)))
         return result
-
-
-def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a residual network of two blocks, and two images of 3 x 8 x 8.
-
-    Example:
-        >>> model, inputs = residual_cnn()
-        >>> model(*inputs).shape
-        torch.Size([2, 4])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return ResidualCNN(), (torch.randn(2, 3, 8, 8),)

@@ -4,7 +4,6 @@ read out at the last step.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 
@@ -42,29 +41,3 @@ class ReluRNN(nn.Module):
         states, _ = self.rnn(sequence)
         result: Tensor = self.readout(states[:, -1])
         return result
-
-
-def relu_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the classifier of the task ``digits-rows`` with two sequences of 8 steps.
-
-    Example:
-        >>> model, inputs = relu_rnn()
-        >>> model(*inputs).shape
-        torch.Size([2, 10])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return ReluRNN(inputs=8, hidden=100, outputs=10), (torch.randn(2, 8, 8),)
-
-
-def stacked_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return two stacked recurrent layers of ``nn.RNN`` with two sequences of 5 steps.
-
-    Example:
-        >>> model, inputs = stacked_rnn()
-        >>> model(*inputs).shape
-        torch.Size([2, 4])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return ReluRNN(inputs=6, hidden=12, outputs=4, layers=2), (torch.randn(2, 5, 6),)

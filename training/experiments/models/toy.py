@@ -41,16 +41,3 @@ class Toy(nn.Module):
         state = state + branch if self.skip else branch
         result: Tensor = self.leave(torch.relu(state))
         return result
-
-
-def toy() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the network with its skip connection, and four points.
-
-    Example:
-        >>> model, inputs = toy()
-        >>> model(*inputs).shape
-        torch.Size([4, 1])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Toy(), (torch.randn(4, 2),)

@@ -126,17 +126,3 @@ def _drop_ends_only(layer: nn.Module) -> None:
     inner = layer.dropout
     assert isinstance(inner, nn.Dropout)
     inner.p = 0.0
-
-
-def translator() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return a translator of one encoder and one decoder layer, and two pairs of sentences.
-
-    Example:
-        >>> model, inputs = translator()
-        >>> model(*inputs).shape
-        torch.Size([2, 5, 20])
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Translator(20, source=4, width=8, heads=2, inner=12, layers=1)
-        return model, (torch.randint(1, 20, (2, 9)),)

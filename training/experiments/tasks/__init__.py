@@ -1,11 +1,14 @@
-"""Tasks: data, model, loss and metric under one name, so that all
-optimizers solve the same problem. The modules register them.
+"""Tasks: data, model, loss and metric under one name; all optimizers solve the same problem.
+
+The modules register them. Their options have the same names everywhere: ``hidden`` is the size of
+the model (units, features, channels), ``layers`` or ``depth`` the number of layers or blocks,
+``network`` one of several models, ``length`` or ``longest`` the tokens of an example, ``limit`` the
+most training examples, ``tests`` the number of test examples, and ``data`` the user's folder, in
+place of fetched data.
 """
 
 from ..task import Split, Task, load_task, register_task, task_names
-from . import catalogue, digits, fetched, imagenet, images, mlxtend, mnist1d, papers, translation
-from .masked import nearest_words
+from . import catalogue, digits, fetched, imagenet, images, papers, translation
 
-__all__ = ["Split", "Task", "load_task", "nearest_words", "register_task", "task_names"]
-__all__ += ["catalogue", "digits", "fetched", "imagenet", "images", "mlxtend", "mnist1d", "papers"]
-__all__ += ["translation"]
+__all__ = ["Split", "Task", "load_task", "register_task", "task_names"]
+__all__ += ["catalogue", "digits", "fetched", "imagenet", "images", "papers", "translation"]

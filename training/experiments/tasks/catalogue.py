@@ -1,15 +1,10 @@
-"""Translation pairs from gettext message catalogues (.mo files): messages are short
-sentences of real programs.
-
-``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or
-over those of the user in ``--data DIR``; ``catalogues`` is one over those of many programs, which
-``pathspace data fetch`` brings.
+"""``catalogues``: messages of many programs, short sentences in gettext message catalogues (.mo
+files), which ``pathspace data fetch`` brings.
 """
 
 from __future__ import annotations
 
 import gettext
-import importlib.util
 import re
 from pathlib import Path
 
@@ -21,7 +16,6 @@ from .. import data as fetching
 from ..task import Task, register_task
 from .translation import translation_task
 
-PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
 HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"
 WHAT = "messages of programs, translated"
 Pair = tuple[list[str], list[str]]
@@ -62,20 +56,7 @@ def words_of(message: str) -> list[str]:
     return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
 
 
-def installed() -> list[Path]:
-    """Find the German catalogues of Django, without importing it."""
-    spec = importlib.util.find_spec(PACKAGE)
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    files = sorted(file for folder in folders for file in Path(folder).glob(INSIDE))
-    if not files:
-        raise InputError(
-            "Task 'catalogue' found no German catalogues: install Django's with pip install"
-            f" 'pathspace[translation]', or give --data DIR with .mo files of yours; {HINT}."
-        )
-    return files
-
-
-def given(folder: Path, task: str = "catalogue") -> list[Path]:
+def given(folder: Path, task: str) -> list[Path]:
     """List the catalogues in a folder of the user."""
     if not folder.is_dir():
         raise InputError(
@@ -85,21 +66,6 @@ def given(folder: Path, task: str = "catalogue") -> list[Path]:
     if not files:
         raise InputError(f"The folder '{folder}' has no .mo file; {HINT}.")
     return files
-
-
-@register_task("catalogue")
-def catalogue(
-    hidden: int = 64,
-    layers: int = 2,
-    longest: int = 12,
-    limit: int = 20_000,
-    dropout: float = 0.0,
-    data: str | None = None,
-) -> Task:
-    """Build the task: English messages of programs, translated."""
-    files = installed() if data is None else given(Path(data))
-    parts = _parts(files, data or PACKAGE, longest, limit)
-    return translation_task("catalogue", WHAT, parts, hidden, layers, longest, dropout=dropout)
 
 
 @register_task("catalogues")

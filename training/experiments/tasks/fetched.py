@@ -1,5 +1,5 @@
-"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and two with the
-King James Bible, ``bible-characters`` and ``bible-words``.
+"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and one with the King James
+Bible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch.nn.functional import avg_pool2d
 
 from ..data import bible_text, given
 from ..task import Split, Task, register_task
-from .catalogue import words_of
 from .digits import read_in_steps, sequence_task
 from .images import image_task, settings_of_blocks
 from .papers import mnist_splits, tokens_of
@@ -72,8 +71,8 @@ def fashion_images(
     )
 
 
-def bible_tokens(folder: Path, words: int | None = None) -> tuple[list[Tensor], int]:
-    """The characters or words of the King James Bible as numbers: 90 % to train, 5 %
+def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
+    """The characters of the King James Bible as numbers: 90 % to train, 5 %
     each to choose and to test.
     """
     # without book, chapter and number before the words of each verse
@@ -82,10 +81,8 @@ def bible_tokens(folder: Path, words: int | None = None) -> tuple[list[Tensor], 
         for line in bible_text(folder / "bible.data").splitlines()[1:]
     ]
     cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
-    if words is not None:
-        verses = [" ".join(words_of(verse)) for verse in verses]
     parts = ["\n".join(verses[a:b]) for a, b in pairwise(cuts)]
-    return tokens_of(parts, words is not None, words)
+    return tokens_of(parts, words=False)
 
 
 @register_task("bible-characters")
@@ -103,21 +100,3 @@ def bible_characters(
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
     model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
     return language_task("bible-characters", "the King James Bible", parts, vocabulary, model)
-
-
-@register_task("bible-words")
-def bible_words(
-    hidden: int = 128,
-    layers: int = 2,
-    length: int = 35,
-    limit: int | None = None,
-    vocabulary: int = 10_000,
-    data: str | None = None,
-) -> Task:
-    """Build the task: the next word or mark of the King James Bible, in lower case; 90 % to
-    train, 5 % each to choose and to test.
-    """
-    tokens, size = bible_tokens(given("bible-words", data, "bible"), vocabulary)
-    parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
-    model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
-    return language_task("bible-words", "the King James Bible", parts, size, model, words=True)

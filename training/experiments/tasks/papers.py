@@ -180,10 +180,10 @@ for _classes in (10, 100):
     register_task(f"cifar{_classes}")(partial(_cifar, _classes))
 
 
-def tokens_of(
-    texts: Sequence[str], words: bool, size: int | None = None
-) -> tuple[list[Tensor], int]:
-    """Number the tokens of several texts, the first of which knows all of them.
+def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
+    """Number the tokens of several texts, the first of which knows all of them. Words have
+    ``<eos>`` at the end of a line; other tokens become ``<unk>``. The second result is the size of
+    the vocabulary.
 
     Example:
         >>> [part.tolist() for part in tokens_of(["b a b", "a c"], words=True)[0]]
@@ -196,14 +196,11 @@ def tokens_of(
     unknown = "<unk>"
     frequency = Counter(lists[0])
     known = sorted(frequency, key=lambda token: (token != "<eos>", -frequency[token], token))
-    if size is not None:
-        known = [token for token in known if token != unknown][: size - 1]
     if unknown not in known:
         known.append(unknown)
     place = {token: i for i, token in enumerate(known)}
-    return [torch.tensor([place.get(t, place[unknown]) for t in tokens]) for tokens in lists], len(
-        known
-    )
+    parts = [torch.tensor([place.get(t, place[unknown]) for t in tokens]) for tokens in lists]
+    return parts, len(known)
 
 
 # name -> (files of the three splits, words rather than characters, where it comes from)
@@ -252,7 +249,6 @@ def enwik8(
     hidden: int = 1550,
     layers: int = 4,
     length: int = 100,
-    every_byte: bool = False,
     data: str | None = None,
 ) -> Task:
     """Build the task: the next character of Wikipedia, one of 27: a to z and the blank; 90 % to
@@ -265,10 +261,8 @@ def enwik8(
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.2.
     """
-    names = ("enwik8",) if every_byte else ("text8", "enwik8")
-    content = read_bytes(find(_folder("enwik8", data, ENWIK8), names, ENWIK8), ENWIK8)
-    if not every_byte:
-        content = re.sub(rb"[^a-z]+", b" ", content.lower())
+    file = find(_folder("enwik8", data, ENWIK8), ("text8", "enwik8"), ENWIK8)
+    content = re.sub(rb"[^a-z]+", b" ", read_bytes(file, ENWIK8).lower())
     codes, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
     cuts = [int(len(content) * share) for share in (0.0, 0.9, 0.95, 1.0)]
     whole = torch.from_numpy(tokens)

