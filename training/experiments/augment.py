@@ -21,10 +21,6 @@ def crop_and_flip(images: Tensor) -> Tensor:
 
     Reference:
         He et al., Deep residual learning for image recognition, section 4.2.
-
-    Example:
-        >>> crop_and_flip(torch.ones(2, 1, 8, 8)).shape
-        torch.Size([2, 1, 8, 8])
     """
     if images.dim() != 4:
         raise InputError(
@@ -51,11 +47,6 @@ AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 
 def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the augmentation of this name, ``None`` for ``none``.
-
-    Example:
-        >>> augmentation("none") is None
-        True
-    """
+    """Return the augmentation of this name, ``None`` for ``none``."""
     expect_known("augmentation", name, AUGMENTATIONS)
     return AUGMENTATIONS[name]

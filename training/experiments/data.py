@@ -45,12 +45,7 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Where the data comes from, in words.
-
-        Example:
-            >>> source("bible").place
-            'Debian: bible-kjv-text'
-        """
+        """Where the data comes from, in words."""
         count = len(self.debian)
         return f"Debian: {next(iter(self.debian)) if count == 1 else f'{count} packages'}"
 

@@ -37,10 +37,6 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
 
     The values should be independent and nearly normal. With three values ``t`` is 4.30, so that
     such an interval is wide.
-
-    Example:
-        >>> t_interval([1.0, 2.0, 3.0]).show(".2f")
-        '2.00 ± 2.48'
     """
     count = len(values)
     if count == 0:

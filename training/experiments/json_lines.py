@@ -26,16 +26,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def append_lines(path: str | os.PathLike[str], objects: Iterable[Mapping[str, Any]]) -> None:
-    r"""Write objects of plain values to the end of a file, each on a line of its own.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "runs.jsonl"
-        >>> _ = path.write_text('{"run": 1}\n{"ru')
-        >>> append_lines(path, [{"run": 2}])
-        >>> list(read_lines(path))
-        [{'run': 1}, {'run': 2}]
-    """
+    r"""Write objects of plain values to the end of a file, each on a line of its own."""
     with open(path, "ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)

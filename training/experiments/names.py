@@ -24,12 +24,7 @@ def read_toml(file: str) -> dict[str, Any]:
 
 @cache
 def texts() -> dict[str, dict[str, Any]]:
-    """Return the texts of all experiments.
-
-    Example:
-        >>> texts()["time"]["title"]
-        'Time of a training step'
-    """
+    """Return the texts of all experiments."""
     return read_toml("experiments.toml")
 
 

@@ -95,12 +95,7 @@ OPTIMIZERS = {
 
 
 def optimizer_kind(name: str) -> OptimizerKind:
-    """Find an optimizer: one of ``OPTIMIZERS``, or torch's, with its settings, by its class name.
-
-    Example:
-        >>> optimizer_kind("AdamW").lr
-        0.001
-    """
+    """Find an optimizer: one of ``OPTIMIZERS``, or torch's by its class name."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
     base = torch.optim.Optimizer
@@ -187,27 +182,13 @@ class Recipe:
 
 
 def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
-    """Trace a new model of the task and choose its skeleton.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> skeleton = find_skeleton(load_task("digits-rows", hidden=6), Recipe())
-        >>> sorted(skeleton.masks)
-        ['readout.weight', 'rnn.weight_hh_l0', 'rnn.weight_ih_l0']
-    """
+    """Trace a new model of the task and choose its skeleton."""
     graph = ps.trace(task.make_model(recipe.seed), *task.example_inputs())
     return graph.skeleton(rule=recipe.rule, seed=recipe.seed)
 
 
 def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Create the model of a task, set its starting point and create its optimizer.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> model, optimizer = prepare(load_task("digits-rows", hidden=6), Recipe("gsgd"))
-        >>> type(optimizer).__name__
-        'GSGD'
-    """
+    """Create the model of a task, set its starting point and create its optimizer."""
     model = task.make_model(recipe.seed)
     skeleton = find_skeleton(task, recipe) if recipe.needs_skeleton else None
     if recipe.init == "unit-skeleton" and skeleton is not None:

@@ -121,17 +121,7 @@ class RecurrentPart(nn.Module):
 
 
 def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
-    """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD.
-
-    Example:
-        >>> from pathspace.training.experiments.models import ReluRNN
-        >>> model = ReluRNN(inputs=8, hidden=5, outputs=10, layers=2)
-        >>> [
-        ...     type(one).__name__
-        ...     for one in recurrent_gsgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers
-        ... ]
-        ['GSGD', 'SGD']
-    """
+    """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD."""
     part = RecurrentPart(model)
     skeleton = trace(part, *part.example(model, inputs)).skeleton()
     return part.joined(GSGD(part.named_parameters(), lr=lr, skeleton=skeleton), model, lr)
@@ -144,15 +134,6 @@ def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
     The size of ``kappa`` grows with the numbers of steps and outputs, while the rest of the model
     has a rate without it. Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean
     of ``kappa`` at the start.
-
-    Example:
-        >>> from pathspace.training.experiments.models import ReluRNN
-        >>> model = ReluRNN(inputs=8, hidden=5, outputs=10, layers=2)
-        >>> [
-        ...     type(one).__name__
-        ...     for one in recurrent_path_sgd(model, 0.1, (torch.ones(1, 7, 8),)).optimizers
-        ... ]
-        ['PathSGD', 'SGD']
     """
     part = RecurrentPart(model)
     example = part.example(model, inputs)

@@ -12,13 +12,7 @@ NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT .
 
 
 def schedule(name: str) -> Factor | None:
-    """Return the factor of every learning rate, as a function of the completed share of the run.
-
-    Example:
-        >>> drops = schedule("drops 0.5 0.75")
-        >>> drops is not None and [round(drops(share), 3) for share in (0.0, 0.49, 0.5, 0.9)]
-        [1.0, 1.0, 0.1, 0.01]
-    """
+    """Return the factor of every learning rate, as a function of the completed share of the run."""
     kind, *words = name.split() or [""]
     try:
         shares = [float(word) for word in words]

@@ -42,12 +42,7 @@ class GridPoint:
 
 
 def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int) -> list[Trial]:
-    """Return a trial for every combination.
-
-    Example:
-        >>> len(grid(Trial("digits-rows", "sgd", 0.1, 0, 1), (0.1, 0.2), (0.0,), 3))
-        6
-    """
+    """Return a trial for every combination."""
     for what, values, expected, fits in (
         ("learning rates", rates, "positive numbers", lambda v: v > 0),
         ("strengths tau", taus, "numbers of at least 0", lambda v: v >= 0),

@@ -115,13 +115,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_options(name: str) -> dict[str, Any]:
-    """Return the options of a task with their defaults; nothing is loaded.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> task_options("digits-rows")
-        {'hidden': 100}
-    """
+    """Return the options of a task with their defaults; nothing is loaded."""
     expect_known("task", name, task_names())
     found = inspect.signature(_BUILDERS[name]).parameters
     return {key: parameter.default for key, parameter in found.items()}
@@ -156,13 +150,7 @@ def load_task(name: str, **options: Any) -> Task:
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
-    """Create models from seeds, without changing the global random state.
-
-    Example:
-        >>> make = seeded(lambda: nn.Linear(2, 2))
-        >>> bool((make(3).weight == make(3).weight).all())
-        True
-    """
+    """Create models from seeds, without changing the global random state."""
 
     def make_model(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

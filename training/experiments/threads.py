@@ -12,11 +12,6 @@ import torch
 def one_thread() -> Iterator[None]:
     """A context with one thread, on which small matrices are faster and results do not
     depend on the number of cores.
-
-    Example:
-        >>> with one_thread():
-        ...     torch.get_num_threads()
-        1
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -33,11 +33,6 @@ def swin(width: int = 96, layers: int = 24, outputs: int = 1000) -> nn.Module:
 
     Reference:
         Liu et al., Swin transformer, section 3.3; Learnable Markov chain paper, Table 2.
-
-    Example:
-        >>> import torch
-        >>> swin(32, 7, outputs=10)(torch.zeros(1, 3, 224, 224)).shape
-        torch.Size([1, 10])
     """
     try:
         from transformers import SwinConfig, SwinForImageClassification

@@ -39,21 +39,12 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     Logistic regression on the whole input where there are classes; where every token is followed by
     the next, the table of pairs of tokens, each counted once more than it occurs. For translations
     that table knows the target words only.
-
-    Example:
-        >>> sorted(baselines("text-characters", (("limit", 100),)))
-        ['bigram table']
     """
     return _simple(task_data(name, options)) | published(name, options)
 
 
 def published(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
-    """Return published test metrics on the same data, in the same size.
-
-    Example:
-        >>> len(published("fashion-images", ())), published("fashion-images", (("pool", 2),))
-        (1, {})
-    """
+    """Return published test metrics on the same data, in the same size."""
     return {} if CUT & dict(options).keys() else PUBLISHED.get(name, {})
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from .experiment import Setting, experiment
-from .paired_comparison import PairedComparison, draw_paired_comparison, hold
-from .recipes import Cell, full_arms, lacking, table_cells
+from .paired_comparison import PairedComparison, draw_paired_comparison, hold, of_table
+from .recipes import Cell, table_cells
 from .record import Record, Table
 from .trial import Trial
 from .tuning import Arm
@@ -23,16 +23,23 @@ DEPTH_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 TAUS = {"embedded": (3e-7, 3e-5, 3e-3), "fetched": (3e-7, 3e-6, 1e-4)}
 # 10,000 images of Fashion-MNIST at half the size; all validation and test images
 FASHION = (("limit", 10_000), ("pool", 2))
-DEPTHS = (8, 20)
-COLUMNS = ("Markov chain", "ResNet")
+CHAIN, PLAIN = "Markov chain", "ResNet"
 RCNNS = {"MNIST": (32, 64, 96), "CIFAR-10": (96, 128, 160), "CIFAR-100": (96, 128, 160)}
 
 
 def image(setting: Setting) -> Record:
-    """A residual network without the penal connection, and with three strengths of it."""
+    """A residual network without the penal connection, and with several strengths of it; in the
+    paper's own setting, four networks.
+    """
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        return _photographs(setting, cells)
+        claims = [
+            (f"{row}: {column} errs less than the baseline", (row, column), (row, "baseline"))
+            for row, column in cells
+            if column != "baseline"
+        ]
+        contest = of_table("markov-chain-table-2", setting, claims, _error)
+        return hold(setting, **contest, name="image")[0]
     if setting.scale == "fetched":
         base, rates = clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
     else:
@@ -45,158 +52,82 @@ def image(setting: Setting) -> Record:
         )
         for tau in (0.0, *taus)
     ]
-    claims = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
+    named = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
     # the best of the paper's values, so that no value has to do more than that
     effect = min(_error(cell) for (row, _), cell in cells.items() if row == "ResNet50")
     effects = effect, _error(cells["ResNet50", "baseline"])
-    record, _ = hold(
-        setting,
-        pairs,
-        [
-            PairedComparison(
-                f"{what} errs less than the baseline",
-                _label("baseline", tau),
-                "baseline",
-                None if tau == large else effects,
-            )
-            for what, tau in claims.items()
-        ],
-        name="image",
-    )
-    return record
-
-
-def _photographs(setting: Setting, cells: dict[tuple[str, str], Cell]) -> Record:
-    """Run the paper's own setting: four networks, each with four strengths of the connection."""
-    arms = full_arms("markov-chain-table-2", setting)
-    record, _ = hold(
-        setting,
-        [(cells[place], arm) for place, arm in arms.items()],
-        [
-            PairedComparison(
-                f"{row}: {column} errs less than the baseline",
-                f"{row}: {column}",
-                f"{row}: baseline",
-                (_error(cells[row, column]), _error(cells[row, "baseline"])),
-            )
-            for row, column in arms
-            if column != "baseline"
-        ],
-        name="image",
-        remarks=lacking("markov-chain-table-2", setting),
-    )
-    return record
+    duels = [
+        PairedComparison(
+            f"{what} errs less than the baseline",
+            _label("baseline", tau),
+            "baseline",
+            None if tau == large else effects,
+        )
+        for what, tau in named.items()
+    ]
+    return hold(setting, pairs, duels, name="image")[0]
 
 
 def depth(setting: Setting) -> Record:
     """Residual networks of growing depth, without and with the penal connection."""
     cells = table_cells("markov-chain-table-3")
-    remarks: tuple[str, ...] = ()
-    paper = None
     if setting.scale == "full":
-        contenders = full_arms("markov-chain-table-3", setting)
+        rows = dict.fromkeys(row for row, _ in cells)
         paper = Table(
-            ("accuracy in %", *COLUMNS),
-            tuple(
-                (row, *(cells[row, column].printed for column in COLUMNS))
-                for row in dict.fromkeys(row for row, _ in cells)
-            ),
+            ("accuracy in %", CHAIN, PLAIN),
+            tuple((row, cells[row, CHAIN].printed, cells[row, PLAIN].printed) for row in rows),
         )
-        remarks = lacking("markov-chain-table-3", setting)
-        pairs = [(cells[place], arm) for place, arm in contenders.items()]
-        rows = {place[0]: _printed(cells, place[0]) for place in contenders}
-        duels = [
-            PairedComparison(
-                f"{row}: the penal connection errs less",
-                f"{row}: Markov chain",
-                f"{row}: ResNet",
-                printed,
-            )
-            for row, printed in rows.items()
+        claims = [
+            (f"{row}: the penal connection errs less", (row, CHAIN), (row, PLAIN)) for row in rows
         ]
-    else:
-        pairs, duels = [], []
-        fetched = setting.scale == "fetched"
-        tau, rates = (3e-7, RATES) if fetched else (3e-4, DEPTH_RATES)
-        for layers in DEPTHS:
-            plain = f"{layers} layers"
-            if fetched:
-                base = clothes(setting, "momentum", "resnet", 8, layers, FASHION)
-            else:
-                base = digits(setting, "momentum", 8, "resnet", 4, layers)
-            for strength, column in ((0.0, "ResNet"), (tau, "Markov chain")):
-                trial = replace(base, tau=strength)
-                pairs.append(
-                    (
-                        cells["CIFAR-10, 20 layers", column],
-                        Arm(_label(plain, strength), trial, rates),
-                    )
-                )
-            printed = _printed(cells, "CIFAR-10, 20 layers") if layers == 20 else None
-            duels.append(
-                PairedComparison(
-                    f"{plain}: the penal connection errs less", _label(plain, tau), plain, printed
-                )
-            )
-    record, _ = hold(
-        setting,
-        pairs,
-        duels,
-        name="depth",
-        paper=paper,
-        remarks=(
-            *remarks,
-            *("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
-        ),
-    )
-    return record
+        contest = of_table("markov-chain-table-3", setting, claims, _error)
+        return hold(setting, **contest, name="depth", paper=paper)[0]
+    pairs, duels = [], []
+    fetched, first = setting.scale == "fetched", "CIFAR-10, 20 layers"
+    tau, rates = (3e-7, RATES) if fetched else (3e-4, DEPTH_RATES)
+    printed = _error(cells[first, CHAIN]), _error(cells[first, PLAIN])
+    for layers in (8, 20):
+        plain = f"{layers} layers"
+        if fetched:
+            base = clothes(setting, "momentum", "resnet", 8, layers, FASHION)
+        else:
+            base = digits(setting, "momentum", 8, "resnet", 4, layers)
+        for strength, column in ((0.0, PLAIN), (tau, CHAIN)):
+            arm = Arm(_label(plain, strength), replace(base, tau=strength), rates)
+            pairs.append((cells[first, column], arm))
+        statement = f"{plain}: the penal connection errs less"
+        effects = printed if layers == 20 else None
+        duels.append(PairedComparison(statement, _label(plain, tau), plain, effects))
+    remarks = () if fetched else ("Smaller values of tau were not tried here.",)
+    return hold(setting, pairs, duels, name="depth", remarks=remarks)[0]
 
 
 def rcnn(setting: Setting) -> Record:
     """A recurrent convolutional network with G-SGD and with SGD, both with momentum."""
     cells = table_cells("path-space-table-2")
     columns = [f"{data} RCNN-{width}" for data, widths in RCNNS.items() for width in widths]
-    remarks: tuple[str, ...] = ()
-    if setting.scale == "full":
-        contenders = full_arms("path-space-table-2", setting)
-        remarks = lacking("path-space-table-2", setting)
-        pairs = [(cells[place], arm) for place, arm in contenders.items()]
-        duels = [
-            PairedComparison(
-                f"{column}: G-SGD errs less than SGD",
-                f"G-SGD: {column}",
-                f"SGD: {column}",
-                (float(cells["G-SGD", column].printed), float(cells["SGD", column].printed)),
-            )
-            for column in columns
-            if ("G-SGD", column) in contenders
-        ]
-    else:
-        if setting.scale == "fetched":
-            base = replace(clothes(setting, "sgd", "recurrent", 16, 4), epochs=setting.budget(8))
-        else:
-            base = digits(setting, "sgd", 10, "recurrent", 8, 2)
-        base = replace(base, init="unit-skeleton")
-        pairs = [
-            (cells[label, "MNIST RCNN-32"], Arm(label, replace(base, optimizer=kind), RATES))
-            for label, kind in (("G-SGD", "gmomentum"), ("SGD", "momentum"))
-        ]
-        duels = [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (0.36, 0.38))]
-    record, _ = hold(
-        setting,
-        pairs,
-        duels,
-        name="rcnn",
-        remarks=remarks,
-        paper=Table(
-            ("error in %", *(column.replace("RCNN-", "") for column in columns)),
-            tuple(
-                (row, *(cells[row, column].printed for column in columns))
-                for row in ("G-SGD", "SGD")
-            ),
-        ),
+    paper = Table(
+        ("error in %", *(column.replace("RCNN-", "") for column in columns)),
+        tuple((row, *(cells[row, one].printed for one in columns)) for row in ("G-SGD", "SGD")),
     )
-    return record
+    if setting.scale == "full":
+        claims = [
+            (f"{column}: G-SGD errs less than SGD", ("G-SGD", column), ("SGD", column))
+            for column in columns
+        ]
+        contest = of_table("path-space-table-2", setting, claims, lambda cell: float(cell.printed))
+        return hold(setting, **contest, name="rcnn", paper=paper)[0]
+    if setting.scale == "fetched":
+        base = replace(clothes(setting, "sgd", "recurrent", 16, 4), epochs=setting.budget(8))
+    else:
+        base = digits(setting, "sgd", 10, "recurrent", 8, 2)
+    base = replace(base, init="unit-skeleton")
+    pairs = [
+        (cells[label, "MNIST RCNN-32"], Arm(label, replace(base, optimizer=kind), RATES))
+        for label, kind in (("G-SGD", "gmomentum"), ("SGD", "momentum"))
+    ]
+    duels = [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (0.36, 0.38))]
+    return hold(setting, pairs, duels, name="rcnn", paper=paper)[0]
 
 
 def digits(
@@ -218,12 +149,6 @@ def clothes(
     """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""
     run = digits(setting, optimizer, 6, network, width, depth)
     return replace(run, task="fashion-images", schedule="linear", options=(*run.options, *data))
-
-
-def _printed(cells: dict[tuple[str, str], Cell], row: str) -> tuple[float, float]:
-    """Return two printed accuracies as errors."""
-    ours, plain = (_error(cells[row, column]) for column in COLUMNS)
-    return ours, plain
 
 
 def _error(cell: Cell) -> float:

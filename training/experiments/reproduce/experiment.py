@@ -23,12 +23,7 @@ TUNING_SEEDS = (1000, 1001)
 
 
 def fresh_seeds(count: int) -> tuple[int, ...]:
-    """Return the first so many seeds that choose no learning rate.
-
-    Example:
-        >>> fresh_seeds(3), fresh_seeds(1001)[-1]
-        ((0, 1, 2), 1002)
-    """
+    """Return the first so many seeds that choose no learning rate."""
     return tuple(seed for seed in range(count + len(TUNING_SEEDS)) if seed not in TUNING_SEEDS)[
         :count
     ]

@@ -113,11 +113,6 @@ def gain(
 ) -> Claim:
     """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a
     share of the rival's mean.
-
-    Example:
-        >>> claim = gain("A errs less than B", [0.9, 0.8, 1.0], [2.0, 1.9, 2.1], (1.0, 2.0))
-        >>> round(claim.mean, 3), claim.printed
-        (0.55, 0.5)
     """
     first, second = np.array(ours, dtype=float), np.array(rival, dtype=float)
     lost = int(np.isnan(first).sum() - np.isnan(second).sum())
@@ -133,12 +128,7 @@ def gain(
 def positive(
     statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%"
 ) -> Claim:
-    """Test the claim "this quantity is positive".
-
-    Example:
-        >>> positive("growth", [1.0, 1.1, 0.9]).p < 0.01
-        True
-    """
+    """Test the claim "this quantity is positive"."""
     interval = t_interval(values)
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
     claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
@@ -157,12 +147,6 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 
     Source:
         Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011.
-
-    Example:
-        >>> claim = positive("A errs less than B", [1.0, 1.1, 0.9])
-        >>> wide = over_items(claim, np.array([[1.5, 0.5, 1.0], [1.6, 0.6, 1.1], [1.4, 0.4, 0.9]]))
-        >>> claim.low > 0 > wide.items_low
-        True
     """
     if min(values.shape) < 2 or not np.isfinite(values).all():
         return claim
@@ -178,11 +162,6 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """Correct the p-values of an experiment's claims for their number (Holm),
     and give each its verdict.
-
-    Example:
-        >>> good, bad = judge([positive("a", [1.0, 1.1, 0.9]), positive("b", [-1.0, -1.1, -0.9])])
-        >>> good.verdict, bad.verdict
-        ('better', 'worse')
     """
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
@@ -193,12 +172,7 @@ def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Correct p-values for their number by Holm's method; one that is not known counts as 1.
-
-    Example:
-        >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03, 0.005])]
-        [0.06, 0.03, 0.06, 0.02]
-    """
+    """Correct p-values for their number by Holm's method; one that is not known counts as 1."""
     p = np.nan_to_num(np.array(values, dtype=float), nan=1.0)
     order = np.argsort(p, kind="stable")
     corrected = np.empty_like(p)
@@ -215,10 +189,6 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
 
     Source:
         Julious, Sample sizes for clinical trials, chapters 3 and 5.
-
-    Example:
-        >>> seeds_needed(deviation=1.0, effect=1.0)
-        11
     """
     level = LEVEL / claims
     normal = stats.norm.isf
@@ -242,10 +212,6 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
 def seeds_for_margin(claim: Claim, claims: int) -> int | None:
     """Return the number of seeds that decide a claim if its effect is as large as the margin, or
     zero; ``None`` where the spread is unknown.
-
-    Example:
-        >>> seeds_for_margin(positive("growth", [0.06, 0.02, 0.04], 0.05), 1)
-        4
     """
     deviation = claim.error * math.sqrt(claim.count)
     return seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None

@@ -142,14 +142,7 @@ ONLY = {
 
 
 def rates(arm: str, start: str = STARTS[0]) -> tuple[float, ...]:
-    """Eight rates, by factors of about three, and three lower ones from starts scrambled most.
-
-    Example:
-        >>> rates("SGD")
-        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-        >>> rates("SGD", "scrambled 100")[:4]
-        (3e-05, 0.0001, 0.0003, 0.001)
-    """
+    """Eight rates, by factors of about three, and three lower ones from starts scrambled most."""
     lower = LOWER if start == STARTS[1] else 0
     return tuple(
         float(f"{ARMS[arm][0] * 10.0 ** (place // 2) * (3 if place % 2 else 1):.3g}")
@@ -267,12 +260,7 @@ def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def carry_out(run: Run) -> Result:
-    """Carry out a run, on one thread.
-
-    Example:
-        >>> carry_out(Run("MLP", "default", "AdamW", 0.003, seed=0, steps=20)).failed
-        False
-    """
+    """Carry out a run, on one thread."""
     started = time.process_time()
     with one_thread(), warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         model, graph = prepared(run)

@@ -8,15 +8,7 @@ from .record import Table
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown; columns of numbers are aligned right, unless they come first.
-
-    Example:
-        >>> print(markdown_table(Table(("a", "b", "c"), (("1", "2", "two"),))))
-        | a | b | c |
-        | --- | ---: | --- |
-        | 1 | 2 | two |
-        <BLANKLINE>
-    """
+    """A table in Markdown; columns of numbers are aligned right, unless they come first."""
 
     def numbers(cells: Iterable[str]) -> bool:
         return not any(cell[:1].isalpha() or cell[:1] in ("*", "[") for cell in cells)

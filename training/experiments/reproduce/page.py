@@ -19,12 +19,7 @@ from .record import Record, Table, on_these_items, percent
 def render(
     records: Iterable[Record], folder: str = "reproduction", journals: Path | None = None
 ) -> str:
-    """Return the page.
-
-    Example:
-        >>> render([]).startswith("# The papers' experiments, rerun")
-        True
-    """
+    """Return the page."""
     known = list(records)
     head = resources.files("pathspace.training.experiments.reproduce") / "page.md"
     text = head.read_text(encoding="utf-8")

@@ -22,12 +22,7 @@ from .trial import PARTS
 
 
 def figures(records: Iterable[Record], journals: Path | None = None) -> dict[str, object]:
-    """Return the values of the fields in ``page.md``.
-
-    Example:
-        >>> figures([])["power"]
-        '80 %'
-    """
+    """Return the values of the fields in ``page.md``."""
     left: dict[str, list[dict[str, Any]]] = {}
     again: dict[str, list[dict[str, Any]]] = {}
     first = ""

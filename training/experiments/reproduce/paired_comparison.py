@@ -5,15 +5,16 @@ that one has fewer errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from .experiment import Setting
 from .holm import Claim
 from .pictures import draw_curves, legend, panels
-from .recipes import Cell, listed
+from .recipes import Cell, full_arms, lacking, listed, table_cells
 from .record import Record, Table, about, judged
 from .record import remarks as told
 from .tuning import Arm, Measured, measure_enough, versus
@@ -34,6 +35,38 @@ class PairedComparison:
     ours: str
     rival: str
     printed: tuple[float, float] | None = None
+
+
+Place = tuple[str, str]
+
+
+def of_table(
+    table: str,
+    setting: Setting,
+    claims: Sequence[tuple[str, Place, Place]],
+    value: Callable[[Cell], float] | None = None,
+) -> dict[str, Any]:
+    """Return a table's contenders in the paper's own setting, the comparisons among them and what
+    is left out, as arguments of :func:`hold`.
+
+    A claim is its statement, the place (row and column) that is claimed to be better, and the other
+    place; ``value`` reads the printed figure of a cell, lower is better.
+    """
+    cells, arms = table_cells(table), full_arms(table, setting)
+    return {
+        "pairs": [(cells[place], arm) for place, arm in arms.items()],
+        "duels": [
+            PairedComparison(
+                statement,
+                ": ".join(ours),
+                ": ".join(rival),
+                None if value is None else (value(cells[ours]), value(cells[rival])),
+            )
+            for statement, ours, rival in claims
+            if ours in arms and rival in arms
+        ],
+        "remarks": lacking(table, setting),
+    }
 
 
 @dataclass(frozen=True)
@@ -70,7 +103,14 @@ def hold(
     show: Show = PERCENT,
     by_task: bool = False,
 ) -> tuple[Record, dict[str, Measured]]:
-    """Tune and test the arms, judge the duels and fill the record."""
+    """Tune and test the arms, judge the duels and fill the record; return it with the measured arms
+    by name.
+
+    Each arm stands after the paper's recipe that it stands for. ``paper``, ``remarks`` and
+    ``figures`` (fields) are what the experiment's texts do not have. With ``by_task``, arms of
+    several tasks share labels: they are named ``task: label``, and each task has its own part of
+    the table.
+    """
     arms = [arm for _, arm in pairs]
     tasks = {arm.base.task: arm.base.options for arm in arms}
     bars = {task: setting.bars(task, options) for task, options in tasks.items()}

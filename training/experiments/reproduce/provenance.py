@@ -50,10 +50,6 @@ def provenance() -> dict[str, str]:
 def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
     """Return the provenance of results that were computed in several places: by key,
     all values in their order.
-
-    Example:
-        >>> together([{"torch": "2.13.0", "commit": "a"}, {"torch": "2.13.0", "commit": "b"}])
-        {'torch': '2.13.0', 'commit': 'a, b'}
     """
     keys = dict.fromkeys(key for origin in origins for key in origin)
     return {
@@ -69,14 +65,7 @@ def task_data(name: str, options: tuple[tuple[str, Any], ...]) -> Task:
 
 @cache
 def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
-    """Return a digest of all examples and labels of a task, as its model meets them.
-
-    Example:
-        >>> data_digest("digits-rows", ()) == data_digest("digits-rows", (("hidden", 4),))
-        True
-        >>> data_digest("digits-rows", ()) == data_digest("digits-rows-permuted", ())
-        False
-    """
+    """Return a digest of all examples and labels of a task, as its model meets them."""
     task = task_data(name, options)
     return splits_digest((task.train, task.valid, task.test))
 

@@ -124,12 +124,7 @@ def remarks(name: str, **figures: object) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """Write a share as pages do.
-
-    Example:
-        >>> percent(0.95)
-        '95 %'
-    """
+    """Write a share as pages do."""
     return f"{100 * share:g} %"
 
 

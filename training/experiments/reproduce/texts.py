@@ -12,9 +12,15 @@ from matplotlib.figure import Figure
 
 from .experiment import Setting, experiment
 from .holm import judge, positive
-from .paired_comparison import PERCENT, PairedComparison, Show, draw_paired_comparison, hold
+from .paired_comparison import (
+    PairedComparison,
+    Show,
+    draw_paired_comparison,
+    hold,
+    of_table,
+)
 from .pictures import draw_curves, legend, panels
-from .recipes import Cell, full_arms, lacking, table_cells
+from .recipes import Cell, table_cells
 from .record import Record, judged
 from .trial import OBSERVED, Trial
 from .tuning import Arm, versus
@@ -52,117 +58,96 @@ LANGUAGE_ARMS = (
 
 def language(setting: Setting) -> Record:
     """A stacked ReLU RNN on text, with G-SGD, SGD and Path-SGD."""
-    cells = table_cells("path-space-figure-4")
-    remarks: tuple[str, ...] = ()
+    cells, show = table_cells("path-space-figure-4"), Show("bits per character", 1.0, ".3f")
     if setting.scale == "full":
-        contenders = full_arms("path-space-figure-4", setting)
-        remarks = lacking("path-space-figure-4", setting)
-        pairs = [(cells[place], arm) for place, arm in contenders.items()]
-        duels = [
-            PairedComparison(
-                f"{data}: G-SGD needs fewer bits than {other}", f"{data}: G-SGD", f"{data}: {other}"
-            )
-            for data in dict.fromkeys(row for row, _ in contenders)
+        claims = [
+            (f"{data}: G-SGD needs fewer bits than {other}", (data, "G-SGD"), (data, other))
+            for data in dict.fromkeys(row for row, _ in cells)
             for other in ("SGD", "Path-SGD")
         ]
-    else:
-        task, epochs, batch, rates, options = LANGUAGE_SCALES[setting.scale]
-        base = Trial(
-            task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options
-        )
-        if setting.scale == "fetched":
-            base = replace(base, schedule="linear", clip=1.0)
-        pairs = [
-            (cells["PTB-c", column], Arm(label, replace(base, optimizer=kind), rates))
-            for label, column, kind in LANGUAGE_ARMS
-        ]
-        duels = [
-            PairedComparison(f"{first} needs fewer bits per character than {second}", first, second)
-            for first, second in (
-                ("G-SGD", "SGD"),
-                ("G-SGD", "Path-SGD"),
-                ("G-SGD on all weights", "SGD"),
-            )
-        ]
-    record, _ = hold(
-        setting,
-        pairs,
-        duels,
-        name="language",
-        remarks=remarks,
-        show=Show("bits per character", 1.0, ".3f"),
+        contest = of_table("path-space-figure-4", setting, claims)
+        return hold(setting, **contest, name="language", show=show)[0]
+    task, epochs, batch, rates, options = LANGUAGE_SCALES[setting.scale]
+    base = Trial(
+        task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options
     )
-    return record
+    if setting.scale == "fetched":
+        base = replace(base, schedule="linear", clip=1.0)
+    pairs = [
+        (cells["PTB-c", column], Arm(label, replace(base, optimizer=kind), rates))
+        for label, column, kind in LANGUAGE_ARMS
+    ]
+    duels = [
+        PairedComparison(f"{first} needs fewer bits per character than {second}", first, second)
+        for first, second in (
+            ("G-SGD", "SGD"),
+            ("G-SGD", "Path-SGD"),
+            ("G-SGD on all weights", "SGD"),
+        )
+    ]
+    return hold(setting, pairs, duels, name="language", show=show)[0]
 
 
 def translation(setting: Setting) -> Record:
     """A transformer that translates, without and with the penal connection, and the
     efficiency of its chain.
     """
-    cells, columns = table_cells("markov-chain-table-1"), ("transformer", "Markov chain")
+    cells, quick = table_cells("markov-chain-table-1"), "WMT-16 EN/DE (Q)"
+    plain, penal = columns = "transformer", "Markov chain"
+    less = "the penal connection errs less"
     if setting.scale == "full":
-        contenders = full_arms("markov-chain-table-1", setting)
-        pairs = [
-            (cells[place], replace(arm, base=replace(arm.base, efficiency=True)))
-            for place, arm in contenders.items()
+        claims = [
+            (f"{row}: {less}", (row, penal), (row, plain))
+            for row in dict.fromkeys(row for row, _ in cells)
         ]
-        rows = [f"{row}: " for row in dict.fromkeys(row for row, _ in contenders)]
+        contest = of_table("markov-chain-table-1", setting, claims, _error)
+        pairs, duels, remarks = contest["pairs"], contest["duels"], contest["remarks"]
     else:
         task, epochs, batch, options = TRANSLATION_SCALES[setting.scale]
         base = Trial(task, "adam", 0, 0, setting.budget(epochs), batch, options=options)
         if setting.scale == "fetched":
             base = replace(base, schedule="linear")
-        pairs, rows = [], [""]
-        for label, tau in zip(columns, (0.0, TAU), strict=True):
-            trial = replace(base, tau=tau, efficiency=True)
-            pairs.append(
-                (cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01)))
-            )
-    duels = []
-    for row in rows:
-        ours, rival = columns[::-1]
-        named = row.removesuffix(": ") or "WMT-16 EN/DE (Q)"
-        printed = _error(cells[named, ours]), _error(cells[named, rival])
-        duels.append(
-            PairedComparison(
-                f"{row}the penal connection errs less", f"{row}{ours}", f"{row}{rival}", printed
-            )
-        )
+        rates = (0.001, 0.002, 0.005, 0.01)
+        pairs = [
+            (cells[quick, label], Arm(label, replace(base, tau=tau), rates))
+            for label, tau in zip(columns, (0.0, TAU), strict=True)
+        ]
+        printed = _error(cells[quick, penal]), _error(cells[quick, plain])
+        duels, remarks = [PairedComparison(less, penal, plain, printed)], ()
     record, by = hold(
         setting,
-        pairs,
+        [(cell, replace(arm, base=replace(arm.base, efficiency=True))) for cell, arm in pairs],
         # (they decide on the number of seeds, and are judged below together with the efficiency)
         duels,
         name="translation",
+        remarks=remarks,
         figures={"observed": OBSERVED},
-        show=PERCENT,
     )
     final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
-    claims = []
-    for row, duel in zip(rows, duels, strict=True):
-        plain, penal = duel.rival, duel.ours
-        bars = setting.bars(by[plain].arm.base.task, by[plain].arm.base.options)
-        claims.append(versus(duel.statement, by[penal], by[plain], duel.printed, bars))
-        claims.append(
+    judgements = []
+    for duel in duels:
+        row, ours, rival = duel.statement.removesuffix(less), by[duel.ours], by[duel.rival]
+        bars = setting.bars(rival.arm.base.task, rival.arm.base.options)
+        # (the curve begins before the first epoch)
+        curves = [outcome.efficiencies[1:] for outcome in rival.outcomes]
+        gains = [b - a for a, b in zip(final[duel.rival], final[duel.ours], strict=True)]
+        judgements += [
+            versus(duel.statement, ours, rival, duel.printed, bars),
             positive(
                 f"{row}the penal connection makes the chain more efficient (difference after the"
                 " last epoch)",
-                [b - a for a, b in zip(final[plain], final[penal], strict=True)],
+                gains,
                 pattern="+.3f",
-            )
-        )
-        # (the curve begins before the first epoch)
-        curves = [outcome.efficiencies[1:] for outcome in by[plain].outcomes]
-        claims.append(
+            ),
             positive(
                 f"{row}without it the efficiency is negative after every epoch (the largest, sign"
                 " changed)",
                 [-max(curve, default=math.nan) for curve in curves],
                 pattern="+.3f",
-            )
-        )
+            ),
+        ]
     record.data["final_efficiency"] = final
-    return replace(record, claims=judged(judge(claims)))
+    return replace(record, claims=judged(judge(judgements)))
 
 
 def _error(cell: Cell) -> float:

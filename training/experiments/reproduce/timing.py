@@ -158,10 +158,6 @@ def alternate(
     are known to one percent.
 
     Other load has the same effect on all of them. The first turn is a warm-up and does not count.
-
-    Example:
-        >>> alternate({"SGD": lambda: 1.0, "G-SGD": lambda: 1.1})["G-SGD"][:2]
-        [1.1, 1.1]
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for measure in contenders.values():

@@ -55,12 +55,7 @@ class Toys:
 
     @classmethod
     def make(cls, seeds: Sequence[int]) -> Toys:
-        """Start as many ``Toy`` networks, each from its own seed.
-
-        Example:
-            >>> Toys.make([0, 1]).middle.shape
-            torch.Size([2, 4, 4])
-        """
+        """Start as many ``Toy`` networks, each from its own seed."""
         made = []
         with torch.random.fork_rng(devices=[]):
             for seed in seeds:
@@ -103,12 +98,7 @@ def widths() -> str:
 
 
 def target(points: Tensor) -> Tensor:
-    """Return the paper's target ``x^2 - y^2``.
-
-    Example:
-        >>> target(torch.tensor([[2.0, 1.0]])).tolist()
-        [3.0]
-    """
+    """Return the paper's target ``x^2 - y^2``."""
     return points[..., 0] ** 2 - points[..., 1] ** 2
 
 
@@ -121,12 +111,7 @@ def train_toys(
     look_at: Callable[[int, Toys], None] | None = None,
     every: int = 100,
 ) -> Toys:
-    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
-
-    Example:
-        >>> train_toys([0, 0], [1, 1], [0, 1e-3], [0.1, 0.1], steps=2).enter.shape
-        torch.Size([2, 4, 2])
-    """
+    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2."""
     toys = Toys.make(seeds)
     different = sorted(set(seeds))
     place = torch.tensor([different.index(seed) for seed in seeds])

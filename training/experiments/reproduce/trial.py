@@ -159,15 +159,7 @@ class Outcome:
 
 
 def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
-    """Train once, on one thread.
-
-    Example:
-        >>> outcome = run_trial(
-        ...     Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True)
-        ... )
-        >>> len(outcome.valid_losses), outcome.test_metric is None
-        (1, False)
-    """
+    """Train once, on one thread."""
     task = task_data(trial.task, trial.options)
     # (an experiment tries rates and starts that an optimizer warns of)
     with one_thread(), warnings.catch_warnings(action="ignore", category=UserWarning):
@@ -241,13 +233,7 @@ def recipe_of(trial: Trial) -> Recipe:
 
 
 def cut(split: Split) -> list[Split]:
-    """Cut a split into :data:`PARTS` parts of consecutive items, of as equal sizes as can be.
-
-    Example:
-        >>> import torch
-        >>> [len(part) for part in cut(Split(torch.zeros(30, 2), torch.zeros(30)))][8:12]
-        [2, 2, 1, 1]
-    """
+    """Cut a split into :data:`PARTS` parts of consecutive items, of as equal sizes as can be."""
     pieces = (
         tensor.tensor_split(min(PARTS, len(split))) for tensor in (split.inputs, split.targets)
     )

@@ -239,10 +239,6 @@ def merit(outcomes: Sequence[Outcome]) -> float:
 def best_rate(table: dict[float, float]) -> float:
     """Return the learning rate with the lowest value; a tie goes to the
     smaller, NaN is chosen last.
-
-    Example:
-        >>> best_rate({0.1: 0.5, 0.2: 0.4, 0.4: float("nan")})
-        0.2
     """
     return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
 

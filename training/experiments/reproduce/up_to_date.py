@@ -68,21 +68,7 @@ def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
-    """Return a trial from the plain values of a journal.
-
-    Example:
-        >>> trial_of(
-        ...     {
-        ...         "task": "digits-rows",
-        ...         "optimizer": "sgd",
-        ...         "lr": 0.1,
-        ...         "seed": 0,
-        ...         "epochs": 1,
-        ...         "options": [["hidden", 4]],
-        ...     }
-        ... ).options
-        (('hidden', 4),)
-    """
+    """Return a trial from the plain values of a journal."""
     options = tuple((key, value) for key, value in values.get("options", ()))
     betas = values.get("betas")
     return Trial(**(dict(values) | {"options": options, "betas": betas and tuple(betas)}))

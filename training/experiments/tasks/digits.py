@@ -34,10 +34,6 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return which of the 1797 digits are for training (1197), validation (240) and testing (360).
 
     The split is stratified: every part holds the ten digits in nearly the same proportions.
-
-    Example:
-        >>> [len(part) for part in split_indices()]
-        [1197, 240, 360]
     """
     return stratified(load_digits().target, TEST_SIZE, VALID_SIZE)
 
@@ -83,10 +79,6 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
 
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.1.
-
-    Example:
-        >>> read_in_steps(torch.arange(8.0).view(1, 2, 4), 4, permuted=False).tolist()
-        [[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]]
     """
     pixels = images.flatten(1)
     if permuted:
@@ -126,11 +118,6 @@ for _name, _steps in (("digits-rows", 8), ("digits-pixels", 64)):
 
 
 def image_splits() -> tuple[Split, Split, Split]:
-    """Return the three splits as images of shape (N, 1, 8, 8), for convolutional networks.
-
-    Example:
-        >>> [tuple(part.inputs.shape) for part in image_splits()]
-        [(1197, 1, 8, 8), (240, 1, 8, 8), (360, 1, 8, 8)]
-    """
+    """Return the three splits as images of shape (N, 1, 8, 8), for convolutional networks."""
     train, valid, test = (Split(part.inputs.unsqueeze(1), part.targets) for part in _splits())
     return train, valid, test

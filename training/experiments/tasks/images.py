@@ -46,13 +46,7 @@ def image_task(
     blocks: Mapping[str, float] | None = None,
     overlapping: bool = False,
 ) -> Task:
-    """Build the task of classifying images with a convolutional network.
-
-    Example:
-        >>> task = image_task("digits-images", "digits", image_splits(), "residual", 4, 1)
-        >>> task.make_model(0)(task.train.inputs[:2]).shape
-        torch.Size([2, 10])
-    """
+    """Build the task of classifying images with a convolutional network."""
     if network not in NETWORKS:
         raise InputError(f"There is no network '{network}'; choose one of: {', '.join(NETWORKS)}.")
     if width < 1 or depth < 1:

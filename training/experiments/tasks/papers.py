@@ -184,10 +184,6 @@ def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
     """Number the tokens of several texts, the first of which knows all of them. Words have
     ``<eos>`` at the end of a line; other tokens become ``<unk>``. The second result is the size of
     the vocabulary.
-
-    Example:
-        >>> [part.tolist() for part in tokens_of(["b a b", "a c"], words=True)[0]]
-        [[1, 2, 1, 0], [2, 3, 0]]
     """
     lists = [
         [t for line in text.splitlines() for t in (*line.split(), "<eos>")] if words else list(text)

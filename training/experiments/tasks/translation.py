@@ -85,12 +85,7 @@ _GERMAN_TENS = [
 
 
 def english_words(number: int) -> list[str]:
-    """Write a number from 0 to 999999 in English.
-
-    Example:
-        >>> " ".join(english_words(2045)), " ".join(english_words(110))
-        ('two thousand forty five', 'one hundred ten')
-    """
+    """Write a number from 0 to 999999 in English."""
     if number >= 1000:
         return [
             *english_words(number // 1000),
@@ -109,12 +104,7 @@ def english_words(number: int) -> list[str]:
 
 
 def german_words(number: int, last: bool = True) -> list[str]:
-    """Write a number from 0 to 999999 in German, as a list of its parts.
-
-    Example:
-        >>> "".join(german_words(2045)), "".join(german_words(101)), "".join(german_words(21000))
-        ('zweitausendfünfundvierzig', 'einhunderteins', 'einundzwanzigtausend')
-    """
+    """Write a number from 0 to 999999 in German, as a list of its parts."""
     if number >= 1000:
         rest = german_words(number % 1000, last) if number % 1000 else []
         return [*german_words(number // 1000, last=False), "tausend", *rest]

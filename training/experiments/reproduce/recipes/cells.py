@@ -84,24 +84,13 @@ class Cell:
 
 @cache
 def load_cells() -> dict[str, Cell]:
-    """Return all cells by name, table by table.
-
-    Example:
-        >>> cell = load_cells()["path-space-table-1/smnist-28--g-sgd"]
-        >>> cell.printed, cell.recipe["epochs"], cell.recipe["start"]
-        ('1.50 ± 0.03', 400, 'unsaid')
-    """
+    """Return all cells by name, table by table."""
     tables = sorted(file.name.removesuffix(".toml") for file in TABLES.iterdir())
     return {cell.name: cell for table in tables for cell in _cells(table)}
 
 
 def table_cells(table: str) -> dict[tuple[str, str], Cell]:
-    """Return the cells of a table by row and column.
-
-    Example:
-        >>> table_cells("path-space-table-2")["SGD", "MNIST RCNN-32"].printed
-        '0.38'
-    """
+    """Return the cells of a table by row and column."""
     tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
     expect_known("table", table, tables)
     return {

@@ -78,13 +78,7 @@ def describe(
     tuning_seeds: int,
     decays: Sequence[float] = (),
 ) -> Description:
-    """Describe a run in the fields of a recipe.
-
-    Example:
-        >>> run = describe(Trial("digits-rows", "gsgd", 0.1, 0, 25), (0.1, 0.2), 5, 2)
-        >>> run["optimizer"], run["epochs"], run["schedule"], run["width"]
-        ('G-SGD', 25, 'constant', 100)
-    """
+    """Describe a run in the fields of a recipe."""
     options = {**task_options(trial.task), **dict(trial.options)}
     name, momentum, path_space = OPTIMIZERS.get(trial.optimizer, (trial.optimizer, UNSAID, NONE))
     kind = optimizer_kind(trial.optimizer)
@@ -133,13 +127,6 @@ def describe(
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences between a run and a recipe, and the fields that
     the recipe does not state.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
-        >>> cell = load_cells()["path-space-table-1/smnist-28--sgd"]
-        >>> run = describe(Trial("mnist-28", "sgd", 0.1, 0, 20, 64), (0.1,), 5, 2)
-        >>> [line for line in differences(cell, run) if line.startswith("Epochs")]
-        ['Epochs: 20 in place of 400.']
     """
     lines = []
     for key, label in FIELDS.items():
@@ -152,12 +139,7 @@ def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values of a field are equal: lists of rates in any order, numbers by value.
-
-    Example:
-        >>> same([0.1, 0.01], (0.01, 0.1)), same(1, 1.0), same(0.0, "none")
-        (True, True, False)
-    """
+    """Whether two values of a field are equal: lists of rates in any order, numbers by value."""
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return sorted(first) == sorted(second)
     return bool(first == second)
@@ -178,12 +160,7 @@ def show(value: Any) -> str:
 
 
 def training_images(task: str) -> int:
-    """Return how many training images a task has if none are left out, 0 where this is not fixed.
-
-    Example:
-        >>> training_images("fashion-images")
-        55000
-    """
+    """Return how many training images a task has, 0 where this is not fixed."""
     whole = FASHION_IMAGES if task.startswith("fashion-") else 0
     return whole - whole // HELD_OUT
 

@@ -34,27 +34,14 @@ ORIGINAL_RATE, WMT_PAIRS = "(width x steps of warm-up)^(-1/2)", 4_548_885
 
 
 def runnable(cell: Cell) -> str:
-    """Return the reason why this library cannot train a cell, or an empty text.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
-        >>> runnable(load_cells()["path-space-table-1/smnist-28--g-sgd"])
-        ''
-    """
+    """Return the reason why this library cannot train a cell, or an empty text."""
     if why := cell.ours.get("why"):
         return str(why)
     return "" if "task" in cell.ours else "This library has no task of this kind."
 
 
 def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
-    """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
-        >>> trial = full_trial(load_cells()["path-space-table-2/g-sgd--cifar-10-rcnn-96"])
-        >>> trial.optimizer, trial.epochs, trial.schedule, trial.decay
-        ('gmomentum', 200, 'drops 0.5 0.75 0.875', 0.0001)
-    """
+    """Return the run that a recipe asks for, at the first of its learning rates and seed 0."""
     if why := runnable(cell):
         raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
     wanted = (cell.value("optimizer"), cell.value("momentum"), cell.value("path_space"))
@@ -100,12 +87,6 @@ def settled(cell: Cell, data: Path | str | None = None) -> Cell:
 
     Reference:
         Vaswani et al., Attention is all you need, section 5.3.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
-        >>> cell = load_cells()["markov-chain-table-1/wmt-16-en-de-q--transformer"]
-        >>> cell.recipe["rates"], settled(cell).recipe["rates"]
-        ('(width x steps of warm-up)^(-1/2)', [0.000112])
     """
     if cell.recipe["rates"] != ORIGINAL_RATE:
         return cell

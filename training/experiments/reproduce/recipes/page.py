@@ -25,12 +25,7 @@ def write_recipes(page: Path) -> None:
 
 
 def render() -> str:
-    """Return the page.
-
-    Example:
-        >>> render().splitlines()[0]
-        "# The papers' recipes"
-    """
+    """Return the page."""
     tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
     head = resources.files("pathspace.training.experiments.reproduce.recipes") / "page.md"
     return "\n".join([head.read_text(encoding="utf-8"), *(_section(name) for name in tables)])

@@ -14,12 +14,7 @@ COLUMNS = ("statement", "right", "range", "evidence")
 
 
 def tables(statements: Iterable[Statement]) -> dict[str, str]:
-    """Return a table for each document.
-
-    Example:
-        >>> tables([])
-        {}
-    """
+    """Return a table for each document."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     for one in statements:
         if one.right:
@@ -35,12 +30,7 @@ def tables(statements: Iterable[Statement]) -> dict[str, str]:
 
 
 def with_tables(page: str, statements: Iterable[Statement]) -> str:
-    """Return a page with today's tables between its marks; a page without marks stays.
-
-    Example:
-        >>> with_tables("no marks", [])
-        'no marks'
-    """
+    """Return a page with today's tables between its marks; a page without marks stays."""
     for letter, table in tables(statements).items():
         start, end = f"<!-- statements {letter} -->\n", f"<!-- end {letter} -->"
         if start in page and end in page:

@@ -84,10 +84,6 @@ def judge_all(
 def together(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict on a statement that holds where all its parts do:
     one that fails, or does not show, settles it.
-
-    Example:
-        >>> together(["true", "undecided"]), together(["undecided", "false"]), together([])
-        ('undecided', 'false', 'not tried')
     """
     if not verdicts:
         return "not tried"

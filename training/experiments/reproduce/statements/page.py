@@ -50,12 +50,7 @@ def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
 
 
 def render(judged: Sequence[Judged], records: Path) -> str:
-    """Return the page.
-
-    Example:
-        >>> render([], Path("docs/reproduction")).splitlines()[0]
-        '# The statements of the three documents'
-    """
+    """Return the page."""
     head = resources.files("pathspace.training.experiments.reproduce.statements") / "page.md"
     parts = [head.read_text(encoding="utf-8").format(records=records.as_posix()), "\n"]
     if judged:

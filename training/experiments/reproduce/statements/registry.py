@@ -142,12 +142,7 @@ def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
 
 @cache
 def load_statements() -> tuple[Statement, ...]:
-    """Return all statements, in the order of the documents.
-
-    Example:
-        >>> {statement.id[0] for statement in load_statements()} == {"P", "M", "E"}
-        True
-    """
+    """Return all statements, in the order of the documents."""
     folder = resources.files("pathspace.training.experiments.reproduce.statements")
     texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in DOCUMENTS]
     statements = tuple(
