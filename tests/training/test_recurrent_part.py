@@ -7,11 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from descent import descend
-from slow_names import slow_names
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.errors import InputError, PathspaceError
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.training import GSGD
 from pathspace.training.experiments.models import ReluRNN
 from pathspace.training.experiments.models.language import StackedReluLM
@@ -140,85 +139,25 @@ def test_steps_before_the_batch_and_models_without_one_stack() -> None:
         )
 
 
-class Sorts(nn.Module):
-    """A model that hands a sequence to its recurrent layers in one way or another."""
+class Other(nn.Module):
+    """A model with recurrent layers of another kind."""
 
-    def __init__(self, rnn: nn.Module | None = None, how: str = "") -> None:
+    def __init__(self, rnn: nn.Module) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.rnn = rnn or nn.RNN(5, 7, 2, nonlinearity="relu", batch_first=True)
-        self.out, self.how = nn.Linear(7, 3), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "unused":
-            return self.out(x.new_zeros(len(x), 7))
-        if self.how == "keyword":
-            return self.out(self.rnn(input=x)[1][-1])
-        if self.how == "packed":
-            lengths = torch.full((len(x),), x.shape[1])
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-            return self.out(self.rnn(packed)[1][-1])
-        return self.out(self.rnn(x)[1][-1])
+        self.rnn = rnn
 
 
-SEQUENCES = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(3))
-MAKE = pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
-
-
-@MAKE
+@pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
 @pytest.mark.parametrize(
-    "how",
-    slow_names(
-        ["keyword", "packed", "a tensor", "a list", "samples alone"], ["a tensor", "packed"]
-    ),
-)
-def test_ways_to_hand_over_a_sequence_take_the_same_steps(
-    make: Callable[..., Shell], how: str
-) -> None:
-    inputs = {
-        "a tensor": SEQUENCES,
-        "a list": [SEQUENCES],
-        "samples alone": (SEQUENCES[0],),
-    }.get(how, (SEQUENCES,))
-    ends = []
-    for model, given in ((Sorts(), (SEQUENCES,)), (Sorts(how=how), inputs)):
-        optimizer = make(model, 0.01, given)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(SEQUENCES).square().mean().backward()
-            optimizer.step()
-        ends.append(weights(model))
-    torch.testing.assert_close(*ends)
-
-
-@MAKE
-def test_recurrent_layers_may_be_the_whole_model(make: Callable[..., Shell]) -> None:
-    model = Sorts().rnn
-    optimizer = make(model, 0.01, (SEQUENCES,))
-    before = weights(model)
-    model(SEQUENCES)[0].square().mean().backward()
-    optimizer.step()
-    assert len(optimizer.optimizers) == 1
-    assert not torch.equal(before, weights(model))
-
-
-@MAKE
-@pytest.mark.parametrize(
-    ("model", "inputs", "words"),
+    ("rnn", "words"),
     [
-        ("x", (SEQUENCES,), r"found a str as its model, expected a torch\.nn\.Module"),
-        (Sorts(), (), "found no inputs of Sorts, expected a tensor or a tuple"),
-        (Sorts(), None, "found a NoneType as inputs of Sorts"),
-        (Sorts(), (SEQUENCES, SEQUENCES), r"Sorts\.forward raised TypeError .*expected a batch"),
-        (Sorts(), (SEQUENCES[..., :2],), r"Sorts\.forward raised \w+Error .*expected a batch"),
-        (Sorts(how="unused"), (SEQUENCES,), "runs without its RNN, expected layers that it uses"),
-        (Sorts(nn.LSTM(5, 7)), (SEQUENCES,), "of kind LSTM, .*choose an optimizer of torch"),
-        (Sorts(nn.GRU(5, 7)), (SEQUENCES,), "of kind GRU, .*nonlinearity='relu'"),
-        (Sorts(nn.RNN(5, 7)), (SEQUENCES,), "of kind tanh, .*no scale is free"),
+        (nn.LSTM(5, 7), "of kind LSTM, .*choose an optimizer of torch"),
+        (nn.GRU(5, 7), "of kind GRU, .*nonlinearity='relu'"),
+        (nn.RNN(5, 7), "of kind tanh, .*no scale is free"),
     ],
 )
 def test_what_has_no_path_space_is_refused(
-    make: Callable[..., Shell], model: object, inputs: object, words: str
+    make: Callable[..., Shell], rnn: nn.Module, words: str
 ) -> None:
-    with pytest.raises(PathspaceError, match=words):
-        make(model, 0.01, inputs)
+    with pytest.raises(UnsupportedError, match=words):
+        make(Other(rnn), 0.1, (torch.ones(1, 4, 5),))

@@ -7,22 +7,16 @@ fixed scales there, because the read-out is outside: the units of the last layer
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from pathspace.errors import InputError, InputTypeError, UnsupportedError, expect_arguments
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.reduction import trace
 
 from ..optim import GSGD
 from ..optim.shell import Shell
 from ..path_norm import evaluating
 from ..path_sgd import PathSGD
-
-# of a model: one tensor, or all in order
-Inputs = Tensor | tuple[Any, ...]
 
 
 class RecurrentPart(nn.Module):
@@ -33,20 +27,12 @@ class RecurrentPart(nn.Module):
         model: has one stack of recurrent layers (``nn.RNN``).
 
     Raises:
-        InputTypeError: the model is not a module.
         InputError: it has none, or several.
         UnsupportedError: it is an LSTM, a GRU or a tanh network, whose units have no free scales.
-
-    Example:
-        >>> from pathspace.training.experiments.models import ReluRNN
-        >>> part = RecurrentPart(ReluRNN(inputs=8, hidden=5, outputs=10))
-        >>> part(torch.ones(1, 7, 8)).shape
-        torch.Size([1, 7, 5])
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        expect_arguments("RecurrentPart", model=model)
         found = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
         if len(found) != 1:
             raise InputError(
@@ -68,66 +54,32 @@ class RecurrentPart(nn.Module):
         return states
 
     @torch.no_grad()
-    def example(self, model: nn.Module, inputs: Inputs) -> tuple[Tensor]:
-        """Return ones of the shape that one sample has where it enters the recurrent layers.
-
-        Packed sequences give a sample of the longest length.
-        """
-        name = type(model).__name__
-        inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
-        if not isinstance(inputs, tuple | list) or not inputs:
-            raise InputTypeError(
-                f"RecurrentPart found {'no' if inputs == () else f'a {type(inputs).__name__} as'}"
-                f" inputs of {name}, expected a tensor or a tuple; pass the inputs of a batch."
-            )
-        seen: list[Any] = []
-
-        def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.append(args[0] if args else kwargs.get("input"))
-
-        handle = self.rnn.register_forward_pre_hook(look, with_kwargs=True)
+    def example(self, model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        """Return ones of the shape that one sample has where it enters the recurrent layers."""
+        seen: list[Tensor] = []
+        handle = self.rnn.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
             with evaluating(model):
                 model(*inputs)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            first = next(iter(str(error).splitlines()), "")
-            raise InputError(
-                f"RecurrentPart found inputs on which {name}.forward raised"
-                f" {type(error).__name__} ({first}), expected a batch that it takes; pass the"
-                " inputs as a tuple."
-            ) from error
         finally:
             handle.remove()
-        if not seen:
-            raise InputError(
-                f"RecurrentPart found that {name} runs without its {type(self.rnn).__name__},"
-                " expected layers that it uses; choose an optimizer for all weights."
-            )
-        (sequence, *_) = seen
-        batch = 0 if self.rnn.batch_first else 1
-        if isinstance(sequence, PackedSequence):
-            sequence = pad_packed_sequence(sequence, self.rnn.batch_first)[0]
-        # (a single sequence has no dimension of samples)
-        one = sequence.narrow(batch, 0, 1) if sequence.dim() > 2 else sequence
-        return (torch.ones_like(one),)
+        return (torch.ones_like(seen[0].narrow(0 if self.rnn.batch_first else 1, 0, 1)),)
 
     def joined(self, inner: torch.optim.Optimizer, model: nn.Module, lr: float) -> Shell:
-        """Return the optimizer of the layers together with SGD for all
-        other weights of the model, if there are any.
-        """
+        """Return the optimizer of the layers together with SGD for all other weights."""
         mine = {id(p) for p in self.parameters()}
         rest = [p for p in model.parameters() if id(p) not in mine]
-        return Shell([inner, *([torch.optim.SGD(rest, lr=lr)] if rest else [])])
+        return Shell([inner, torch.optim.SGD(rest, lr=lr)])
 
 
-def recurrent_gsgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
+def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Shell:
     """Return G-SGD for the recurrent layers and SGD for the rest; with a single layer it is SGD."""
     part = RecurrentPart(model)
     skeleton = trace(part, *part.example(model, inputs)).skeleton()
     return part.joined(GSGD(part.named_parameters(), lr=lr, skeleton=skeleton), model, lr)
 
 
-def recurrent_path_sgd(model: nn.Module, lr: float, inputs: Inputs) -> Shell:
+def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Shell:
     """Return Path-SGD for the recurrent layers, whose inputs can be set to
     one, and SGD for the rest.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pathspace.errors import InputError
 
@@ -87,6 +88,16 @@ class Task:
     hopeless: float
     metric_format: str = ".2%"
 
+    @classmethod
+    def of(cls, name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:
+        """Return a task whose description, what it is about, ends with the sizes of its splits.
+
+        ``items`` names the examples, and ``more`` are the further fields.
+        """
+        train, valid, test = parts
+        sizes = f"{len(train)} training, {len(valid)} validation and {len(test)} test {items}"
+        return cls(name, f"{what}; {sizes}", train, valid, test, **more)
+
     def example_inputs(self) -> tuple[Tensor, ...]:
         """Return two examples, for ``pathspace.trace`` and ``pathspace.verify``."""
         return (self.train.inputs[:2],)
@@ -158,6 +169,12 @@ def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
             return build()
 
     return make_model
+
+
+def classes_task(name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:
+    """Return a task of classes, judged by the share of errors; see :meth:`Task.of`."""
+    usual = {"loss": functional.cross_entropy, "metric": error_rate, "metric_name": "error"}
+    return Task.of(name, what, parts, items, **{**usual, **more})
 
 
 def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:

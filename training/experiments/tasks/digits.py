@@ -16,12 +16,11 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torch.nn import functional
 
 from pathspace.errors import InputError
 
 from ..models.rnn import ReluRNN
-from ..task import Split, Task, error_rate, register_task, seeded
+from ..task import Split, Task, classes_task, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
 # The split is part of the task and does not depend on the seed of a run.
@@ -91,23 +90,15 @@ def sequence_task(
     name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool
 ) -> Task:
     """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step."""
-    train, valid, test = parts
-    steps, features = train.inputs.shape[1:]
-
-    return Task(
-        name=name,
-        description=(
-            f"{what}{', pixels shuffled by one permutation,' if permuted else ''} read in {steps}"
-            f" steps of {features} pixel{'s' if features > 1 else ''}; {len(train)} training,"
-            f" {len(valid)} validation and {len(test)} test images"
-        ),
-        train=train,
-        valid=valid,
-        test=test,
+    steps, features = parts[0].inputs.shape[1:]
+    order = ", pixels shuffled by one permutation," if permuted else ""
+    pieces = f"{steps} steps of {features} pixel{'s' if features > 1 else ''}"
+    return classes_task(
+        name,
+        f"{what}{order} read in {pieces}",
+        parts,
+        "images",
         make_model=seeded(lambda: ReluRNN(inputs=features, hidden=hidden, outputs=10)),
-        loss=functional.cross_entropy,
-        metric=error_rate,
-        metric_name="error",
         hopeless=0.5,
     )
 

@@ -8,6 +8,7 @@ import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -15,7 +16,7 @@ from torch.nn.functional import avg_pool2d
 from ..data import bible_text, given
 from ..task import Split, Task, register_task
 from .digits import read_in_steps, sequence_task
-from .images import image_task, settings_of_blocks
+from .images import image_task
 from .papers import mnist_splits, tokens_of
 from .text import chunks, language_task
 
@@ -65,10 +66,8 @@ def fashion_images(
     a convolutional network.
     """
     parts = fashion_splits("fashion-images", pool, limit, data)
-    blocks = settings_of_blocks(scale, drop, activity)
-    return image_task(
-        "fashion-images", "Fashion-MNIST", parts, network, hidden, depth, blocks=blocks
-    )
+    blocks: dict[str, Any] = {"scale": scale, "drop": drop, "activity": activity}
+    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth, **blocks)
 
 
 def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:

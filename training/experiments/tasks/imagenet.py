@@ -21,7 +21,7 @@ from ..models.deep_resnet import DeepResNet
 from ..models.swin import swin
 from ..models.transformer import VisionTransformer
 from ..names import expect_known
-from ..task import Split, Task, error_rate, register_task, seeded
+from ..task import Split, Task, classes_task, register_task, seeded
 from .files import find
 
 IMAGENET = (
@@ -89,20 +89,13 @@ def imagenet(
     images, labels = _read(Path(data), "train")
     kept = len(images) - max(1, len(images) // KEPT_APART)
     train, valid = (Split(images[part], labels[part]) for part in (slice(kept), slice(kept, None)))
-    test = Split(*_read(Path(data), "val"))
-    return Task(
-        name="imagenet",
-        description=(
-            f"ImageNet-1k; {len(train)} training, {len(valid)} validation and {len(test)} test"
-            " images"
-        ),
-        train=train,
-        valid=valid,
-        test=test,
+    return classes_task(
+        "imagenet",
+        "ImageNet-1k",
+        (train, valid, Split(*_read(Path(data), "val"))),
+        "images",
         make_model=seeded(lambda: OfBytes(NETWORKS[network](hidden, depth))),
         loss=partial(functional.cross_entropy, label_smoothing=smoothing),
-        metric=error_rate,
-        metric_name="error",
         hopeless=1 - 5 / CLASSES,
     )
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
-from torch.nn import functional
 
 from pathspace.errors import InputError
 
@@ -14,7 +13,8 @@ from ..models.cifar_resnet import CifarResNet
 from ..models.deep_resnet import DeepResNet
 from ..models.recurrent_cnn import RecurrentCNN
 from ..models.residual import ResidualCNN
-from ..task import Split, Task, error_rate, register_task, seeded
+from ..names import expect_known
+from ..task import Split, Task, classes_task, register_task, seeded
 from .digits import image_splits
 
 # name -> (channels of the images, classes, width, depth) -> model
@@ -34,6 +34,13 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+# further settings of two networks, with their usual values
+SETTINGS: dict[str, dict[str, Any]] = {
+    "recurrent": {"dropout": 0.0, "overlapping": False},
+    "resnet": {"scale": None, "drop": 0.0, "activity": 0.0},
+}
+
+
 def image_task(
     name: str,
     what: str,
@@ -42,59 +49,32 @@ def image_task(
     width: int,
     depth: int,
     classes: int = 10,
-    dropout: float = 0.0,
-    blocks: Mapping[str, float] | None = None,
-    overlapping: bool = False,
+    **settings: Any,
 ) -> Task:
-    """Build the task of classifying images with a convolutional network."""
-    if network not in NETWORKS:
-        raise InputError(f"There is no network '{network}'; choose one of: {', '.join(NETWORKS)}.")
+    """Build the task of classifying images with a convolutional network; ``settings`` are those of
+    :data:`SETTINGS`, also of other networks, as long as these have the usual values.
+    """
+    expect_known("network", network, NETWORKS)
     if width < 1 or depth < 1:
         raise InputError(
             f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each."
         )
-    given = {"dropout": dropout, "overlapping": overlapping}
-    recurrent: dict[str, Any] = {key: value for key, value in given.items() if value}
-    if recurrent and network != "recurrent":
-        key, value = next(iter(recurrent.items()))
+    usual = {key: value for known in SETTINGS.values() for key, value in known.items()}
+    used = {key: value for key, value in settings.items() if value != usual[key]}
+    for key in used.keys() - SETTINGS.get(network, {}).keys():
         raise InputError(
-            f"Task '{name}' got {key} = {value}, but its network '{network}' has no {key}; leave it"
-            " out, or choose the network 'recurrent'."
+            f"Task '{name}' got {key} = {used[key]}, but its network '{network}' has no {key};"
+            " leave it out, or choose another network."
         )
-    if blocks and network != "resnet":
-        raise InputError(
-            f"Task '{name}' got {', '.join(blocks)}, but its network '{network}' has none of them."
-        )
-    extra = recurrent or dict(blocks or {})
-    train, valid, test = parts
-    channels = train.inputs.shape[1]
-
-    return Task(
-        name=name,
-        description=(
-            f"{what}; {len(train)} training, {len(valid)} validation and {len(test)} test images"
-        ),
-        train=train,
-        valid=valid,
-        test=test,
-        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth, **extra)),
-        loss=functional.cross_entropy,
-        metric=error_rate,
-        metric_name="error",
+    channels = parts[0].inputs.shape[1]
+    return classes_task(
+        name,
+        what,
+        parts,
+        "images",
+        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth, **used)),
         hopeless=1 - 5 / classes,
     )
-
-
-def settings_of_blocks(scale: float | None, drop: float, activity: float) -> dict[str, float]:
-    """The settings of
-    :class:`pathspace.training.experiments.models.cifar_resnet.BasicBlock` that are in use.
-
-    Example:
-        >>> settings_of_blocks(None, 0.1, 0.0)
-        {'drop': 0.1}
-    """
-    used = {} if scale is None else {"scale": scale}
-    return used | {key: value for key, value in (("drop", drop), ("activity", activity)) if value}
 
 
 @register_task("digits-images")
@@ -112,6 +92,6 @@ def digits_images(
         >>> digits_images().train.inputs.shape
         torch.Size([1197, 1, 8, 8])
     """
-    blocks = settings_of_blocks(scale, drop, activity)
+    blocks: dict[str, Any] = {"scale": scale, "drop": drop, "activity": activity}
     what = "8 x 8 handwritten digits"
-    return image_task("digits-images", what, image_splits(), network, hidden, depth, blocks=blocks)
+    return image_task("digits-images", what, image_splits(), network, hidden, depth, **blocks)

@@ -133,13 +133,8 @@ def mnist_images(
 ) -> Task:
     """Build the task: MNIST's images by a convolutional network."""
     parts = mnist_splits(_folder("mnist-images", data, MNIST))
-    sizes: dict[str, Any] = {
-        "width": hidden,
-        "depth": depth,
-        "dropout": dropout,
-        "overlapping": overlapping,
-    }
-    return image_task("mnist-images", "MNIST", parts, network, **sizes)
+    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
+    return image_task("mnist-images", "MNIST", parts, network, hidden, depth, **halved)
 
 
 def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
@@ -167,13 +162,8 @@ def _cifar(
 ) -> Task:
     name = f"cifar{classes}"
     parts = cifar_splits(_folder(name, data, CIFAR), classes)
-    sizes: dict[str, Any] = {
-        "width": hidden,
-        "depth": depth,
-        "dropout": dropout,
-        "overlapping": overlapping,
-    }
-    return image_task(name, f"CIFAR-{classes}", parts, network, classes=classes, **sizes)
+    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
+    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, **halved)
 
 
 for _classes in (10, 100):

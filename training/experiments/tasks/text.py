@@ -87,17 +87,12 @@ def language_task(
     words: bool = False,
 ) -> Task:
     """Build the task of predicting the next token with a stacked ReLU RNN."""
-    train, valid, test = parts
-
-    return Task(
-        name=name,
-        description=(
-            f"{what}, {vocabulary} tokens, in pieces of {train.inputs.shape[1]}; "
-            f"{len(train)} training, {len(valid)} validation and {len(test)} test pieces"
-        ),
-        train=train,
-        valid=valid,
-        test=test,
+    length = parts[0].inputs.shape[1]
+    return Task.of(
+        name,
+        f"{what}, {vocabulary} tokens, in pieces of {length}",
+        parts,
+        "pieces",
         make_model=seeded(lambda: StackedReluLM(vocabulary, **model)),  # type: ignore[arg-type]
         loss=token_loss,
         metric=perplexity if words else bits,
@@ -117,12 +112,8 @@ def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: 
         >>> task.train.inputs.shape, task.metric_name
         (torch.Size([2000, 32]), 'bits')
     """
-    for what, value in (
-        ("hidden", hidden),
-        ("layers", layers),
-        ("length", length),
-        ("limit", limit),
-    ):
+    sizes = {"hidden": hidden, "layers": layers, "length": length, "limit": limit}
+    for what, value in sizes.items():
         if value < 1:
             raise InputError(f"Task 'text-characters' got {what} = {value}; give at least 1.")
     text = topics_text()
@@ -137,10 +128,5 @@ def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: 
         chunks(tokens[second:], length, fifth),
     ]
     model = {"embedding": max(1, hidden // 4), "hidden": hidden, "layers": layers}
-    return language_task(
-        "text-characters",
-        "Python's documentation topics",
-        parts,
-        len(alphabet),
-        model,  # type: ignore[arg-type]
-    )
+    what = "Python's documentation topics"
+    return language_task("text-characters", what, parts, len(alphabet), {**model})

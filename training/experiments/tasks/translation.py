@@ -8,6 +8,7 @@ reads messages of programs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -27,97 +28,43 @@ SPLIT_SEED = 0
 # the most frequent words that a task knows, unless it says otherwise
 TOKENS = 8000
 
-_ENGLISH = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_GERMAN = [
-    "null",
-    "ein",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "elf",
-    "zwölf",
-    "dreizehn",
-    "vierzehn",
-    "fünfzehn",
-    "sechzehn",
-    "siebzehn",
-    "achtzehn",
-    "neunzehn",
-]
-_GERMAN_TENS = [
-    "zwanzig",
-    "dreißig",
-    "vierzig",
-    "fünfzig",
-    "sechzig",
-    "siebzig",
-    "achtzig",
-    "neunzig",
-]
+_ENGLISH = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+sixteen seventeen eighteen nineteen
+""".split()
+_ENGLISH_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_GERMAN = """
+null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn
+sechzehn siebzehn achtzehn neunzehn
+""".split()
+_GERMAN_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
 
 
 def english_words(number: int) -> list[str]:
     """Write a number from 0 to 999999 in English."""
-    if number >= 1000:
-        return [
-            *english_words(number // 1000),
-            "thousand",
-            *(english_words(number % 1000) if number % 1000 else []),
-        ]
-    if number >= 100:
-        return [
-            _ENGLISH[number // 100],
-            "hundred",
-            *(english_words(number % 100) if number % 100 else []),
-        ]
-    if number >= 20:
-        return [_ENGLISH_TENS[number // 10 - 2], *([_ENGLISH[number % 10]] if number % 10 else [])]
-    return [_ENGLISH[number]]
+    for size, word in ((1000, "thousand"), (100, "hundred")):
+        many, rest = divmod(number, size)
+        if many:
+            return [*english_words(many), word, *(english_words(rest) if rest else [])]
+    if number < len(_ENGLISH):
+        return [_ENGLISH[number]]
+    tens, units = divmod(number, 10)
+    return [_ENGLISH_TENS[tens - 2], *([_ENGLISH[units]] if units else [])]
 
 
 def german_words(number: int, last: bool = True) -> list[str]:
-    """Write a number from 0 to 999999 in German, as a list of its parts."""
-    if number >= 1000:
-        rest = german_words(number % 1000, last) if number % 1000 else []
-        return [*german_words(number // 1000, last=False), "tausend", *rest]
-    if number >= 100:
-        return [
-            _GERMAN[number // 100],
-            "hundert",
-            *(german_words(number % 100, last) if number % 100 else []),
-        ]
-    if number >= 20:
-        units = [_GERMAN[number % 10], "und"] if number % 10 else []
-        return [*units, _GERMAN_TENS[number // 10 - 2]]
-    return ["eins" if number == 1 and last else _GERMAN[number]]
+    """Write a number from 0 to 999999 in German, as a list of its parts; where nothing follows, one
+    is "eins" and not "ein".
+    """
+    for size, word in ((1000, "tausend"), (100, "hundert")):
+        many, rest = divmod(number, size)
+        if many:
+            following = german_words(rest, last) if rest else []
+            return [*german_words(many, last=False), word, *following]
+    if number < len(_GERMAN):
+        return ["eins" if number == 1 and last else _GERMAN[number]]
+    tens, units = divmod(number, 10)
+    return [*([_GERMAN[units], "und"] if units else []), _GERMAN_TENS[tens - 2]]
 
 
 def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -182,39 +129,19 @@ def translation_task(
     original: bool = False,
 ) -> Task:
     """Build the task of translating with an encoder-decoder transformer."""
-    frequency: dict[str, int] = {}
-    for pair in parts[0]:
-        for word in (*pair[0], *pair[1]):
-            frequency[word] = frequency.get(word, 0) + 1
-    known = sorted(frequency, key=lambda word: (-frequency[word], word))[
-        : vocabulary_size - len(SPECIAL)
-    ]
+    frequency = Counter(word for pair in parts[0] for word in (*pair[0], *pair[1]))
+    known = sorted(frequency, key=lambda word: (-frequency[word], word))
+    known = known[: vocabulary_size - len(SPECIAL)]
     vocabulary = {word: token for token, word in enumerate((*SPECIAL, *known))}
     source = min(longest, max(len(pair[0]) for part in parts for pair in part))
     target = min(longest, max(len(pair[1]) for part in parts for pair in part) + 1)
-    train, valid, test = (encode_pairs(part, vocabulary, source, target) for part in parts)
-    return Task(
-        name=name,
-        description=(
-            f"{what}, {len(vocabulary)} words; "
-            f"{len(train)} training, {len(valid)} validation and {len(test)} test pairs"
-        ),
-        train=train,
-        valid=valid,
-        test=test,
-        make_model=seeded(
-            lambda: Translator(
-                len(vocabulary),
-                source,
-                width,
-                heads_of(width),
-                inner or 2 * width,
-                layers,
-                max(source, target),
-                dropout,
-                original,
-            )
-        ),
+    sizes = width, heads_of(width), inner or 2 * width, layers, max(source, target)
+    return Task.of(
+        name,
+        f"{what}, {len(vocabulary)} words",
+        [encode_pairs(part, vocabulary, source, target) for part in parts],
+        "pairs",
+        make_model=seeded(lambda: Translator(len(vocabulary), source, *sizes, dropout, original)),
         loss=partial(token_loss, smoothing=smoothing),
         metric=token_accuracy_error,
         metric_name="error",
