@@ -7,13 +7,14 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pathspace.diagnostics.shared.wording import plural
 from pathspace.errors import InputError
 from pathspace.files.writing import ensure_writable, make_folder, replacing
 
@@ -95,35 +96,21 @@ def run_sweep(
     cache = TrialCache(folder / "trials")
     outcomes = run_counted(trials, cache, console, jobs=jobs)
     rows = ranked_points(trials, outcomes)
-    table = Table(
-        title=f"{task.name} with {base.optimizer}: validation {task.metric_name}",
-        title_justify="left",
-    )
-    for column in ("learning rate", "tau", f"validation {task.metric_name}", "diverged"):
+    name = task.metric_name
+    title = f"{task.name} with {base.optimizer}: validation {name}"
+    table = Table(title=title, title_justify="left")
+    for column in ("learning rate", "tau", f"validation {name}", "diverged"):
         table.add_column(column, justify="right")
-    for cell in rows:
-        shown = cell.valid.show(task.metric_format)
-        table.add_row(f"{cell.lr:g}", f"{cell.tau:g}", shown, f"{cell.diverged} of {seeds}")
-    spent = f"{base.epochs} epoch{'s' * (base.epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    for point in rows:
+        shown = point.valid.show(task.metric_format)
+        table.add_row(f"{point.lr:g}", f"{point.tau:g}", shown, f"{point.diverged} of {seeds}")
+    spent = f"{plural(base.epochs, 'epoch')}, {plural(seeds, 'seed')}"
     table.caption = f"{spent}, 95 % t-intervals; the test split was not looked at."
     console.print(table)
-    with (
-        replacing(Path(folder) / "sweep.csv") as temporary,
-        open(temporary, "w", newline="") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(
-            [
-                "learning_rate",
-                "tau",
-                f"valid_{task.metric_name}",
-                "half_width_95",
-                "seeds",
-                "diverged",
-            ]
-        )
-        for c in rows:
-            writer.writerow(
-                [c.lr, c.tau, c.valid.mean, c.valid.half_width, c.valid.count, c.diverged]
-            )
+    lines: list[list[Any]] = [
+        ["learning_rate", "tau", f"valid_{name}", "half_width_95", "seeds", "diverged"]
+    ]
+    lines += [[point.lr, point.tau, *astuple(point.valid), point.diverged] for point in rows]
+    with replacing(folder / "sweep.csv") as temporary, open(temporary, "w", newline="") as file:
+        csv.writer(file).writerows(lines)
     return rows

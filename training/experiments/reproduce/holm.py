@@ -112,7 +112,10 @@ def gain(
     failed: float = 1.0,
 ) -> Claim:
     """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a
-    share of the rival's mean.
+    share of the rival's mean, seed by seed; the claim is not yet corrected for others.
+
+    A NaN is a seed that failed, which counts as ``failed``; an arm that fails more often than the
+    other is never the better one. ``printed`` has the paper's two numbers, in the same order.
     """
     first, second = np.array(ours, dtype=float), np.array(rival, dtype=float)
     lost = int(np.isnan(first).sum() - np.isnan(second).sum())
@@ -128,7 +131,9 @@ def gain(
 def positive(
     statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%"
 ) -> Claim:
-    """Test the claim "this quantity is positive"."""
+    """Test the claim "this quantity is positive", with a value per seed or pair; the claim is not
+    yet corrected for others.
+    """
     interval = t_interval(values)
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
     claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
@@ -143,7 +148,7 @@ def over_items(claim: Claim, values: Grid) -> Claim:
     estimated as ``var_s / S + var_k / K - var_r / (S K)``: of the seeds' means, of the parts'
     means, and of what is left of the values without both, which the first two count twice. It is at
     least ``var_s / S``. Student's distribution has ``min(S, K) - 1`` degrees of freedom. The
-    verdict stays that of the seeds.
+    verdict stays that of the seeds; without values, of shape (S, K), so does the claim.
 
     Source:
         Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011.
@@ -184,8 +189,9 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
     """Return the number of seeds that decide a claim with a probability of 80 %,
     with or without an effect.
 
-    By the noncentral t-distribution, at the level that Holm's method gives the
-    first of so many claims.
+    ``deviation`` is the standard deviation of the quantity over seeds, ``effect`` its size if it is
+    there, and the margin of "no difference that matters". By the noncentral t-distribution, at the
+    level that Holm's method gives the first of so many claims.
 
     Source:
         Julious, Sample sizes for clinical trials, chapters 3 and 5.

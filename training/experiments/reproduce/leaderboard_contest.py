@@ -258,7 +258,8 @@ def seeds_by_power(
 ) -> dict[Case, int]:
     """How many seeds decide each pair of a claim with a probability of 80 %.
 
-    The effect to be found is the margin, or half of what the pilot shows where that is larger.
+    The effect to be found is the margin, or half of what the pilot shows where that is larger. The
+    spread is that of the pilot's entries, or of the first fresh seeds: no number is below theirs.
 
     Source:
         Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.

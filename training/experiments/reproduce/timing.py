@@ -174,19 +174,14 @@ def _known(times: Mapping[str, Sequence[float]]) -> bool:
     """Tell whether the mean ratio of every contender to the first lies in an interval of
     one percent to either side.
     """
-    known = [t_interval(ratios) for ratios in _ratios(times)]
+    first, *others = times.values()
+    known = [t_interval([v / one for v, one in zip(o, first, strict=True)]) for o in others]
     return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)
 
 
 def _more(times: Sequence[float], base: Sequence[float]) -> list[float]:
     """Return how much longer times are than others, as shares of these, round by round."""
     return [v / b - 1 for v, b in zip(times, base, strict=True)]
-
-
-def _ratios(times: Mapping[str, Sequence[float]]) -> list[list[float]]:
-    """Return the times of every other contender as shares of the first one's, round by round."""
-    first, *others = times.values()
-    return [[v / base for v, base in zip(values, first, strict=True)] for values in others]
 
 
 def contenders_of(

@@ -111,7 +111,12 @@ def train_toys(
     look_at: Callable[[int, Toys], None] | None = None,
     every: int = 100,
 ) -> Toys:
-    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2."""
+    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
+
+    Each has a seed (of its first weights and its points), a skip connection (1) or none (0), a
+    penal strength against the mean loss of a batch, as the paper's hook has it, and a rate.
+    ``look_at`` is called before the first step and after every ``every`` steps.
+    """
     toys = Toys.make(seeds)
     different = sorted(set(seeds))
     place = torch.tensor([different.index(seed) for seed in seeds])

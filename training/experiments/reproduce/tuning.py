@@ -202,7 +202,12 @@ def versus(
     printed: tuple[float, float] | None = None,
     bars: Mapping[str, float] | None = None,
 ) -> Claim:
-    """Test the claim "this arm's test metric is lower than that one's"."""
+    """Test the claim "this arm's test metric is lower than that one's".
+
+    A run that diverged counts with the metric that the task calls hopeless. ``bars`` are the test
+    metrics of simple means and of published networks: an arm that is no better than one of them
+    decides nothing, but for those that are shown only.
+    """
     whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
     failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless
     claim = gain(statement, ours.tests, rival.tests, printed, failed)

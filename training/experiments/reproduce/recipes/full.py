@@ -41,7 +41,10 @@ def runnable(cell: Cell) -> str:
 
 
 def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
-    """Return the run that a recipe asks for, at the first of its learning rates and seed 0."""
+    """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
+
+    What the paper leaves open is filled in as the recipe's file says.
+    """
     if why := runnable(cell):
         raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
     wanted = (cell.value("optimizer"), cell.value("momentum"), cell.value("path_space"))
@@ -83,7 +86,8 @@ def _unless(value: Any, plain: Sequence[Any]) -> Any:
 
 def settled(cell: Cell, data: Path | str | None = None) -> Cell:
     """Return a cell with a number in place of the original transformer's learning rate, which
-    follows from the width and the steps of the warm-up.
+    follows from the width and the steps of the warm-up; without a folder there are as many training
+    pairs as in the news of WMT-16.
 
     Reference:
         Vaswani et al., Attention is all you need, section 5.3.
@@ -114,7 +118,9 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
 
 
 def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
-    """Return the contenders of all cells of a table that can be trained, by row and column."""
+    """Return the contenders of all cells of a table that can be trained, by row and column; those
+    whose files the setting's folder lacks are left out.
+    """
     arms = {
         place: full_arm(": ".join(place), cell, setting)
         for place, cell in table_cells(table).items()
@@ -154,7 +160,9 @@ def _missing(cell: Cell, setting: Setting) -> str:
 def listed(
     pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None
 ) -> tuple[str, ...]:
-    """List the differences between contenders and their recipes, first those of all contenders."""
+    """List the differences between contenders and their recipes, first those of all contenders; the
+    others end with the contenders' names. ``seeds`` are those that were reported in the end.
+    """
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)

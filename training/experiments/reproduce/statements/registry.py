@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-from pathspace.errors import InputError
+from typing import Literal
 
 DOCUMENTS = ("path-space", "markov-chain", "evolution")
 Kind = Literal["theory", "formula", "experiment", "background"]
@@ -48,9 +46,6 @@ class Statement:
             the statement is true with a change: of these.
         measured: a rule of
             :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
-
-    Raises:
-        InputError: a key has a value it cannot have, or lacks the one that its verdict needs.
     """
 
     document: str
@@ -72,42 +67,6 @@ class Statement:
     unsaid: str = ""
     measured: str = ""
 
-    def __post_init__(self) -> None:
-        def expect(right: bool, what: str) -> None:
-            if not right:
-                raise InputError(
-                    f"The statement '{self.id}' {what}; see"
-                    " pathspace.training.experiments.reproduce.statements."
-                )
-
-        expect(
-            self.kind in get_args(Kind),
-            f"is of kind '{self.kind}', expected one of {', '.join(get_args(Kind))}",
-        )
-        found = [what for what in (self.verdict, self.record, self.measured) if what]
-        expect(len(found) == 1, f"has {len(found)} of verdict, record and measured, expected one")
-        if self.verdict is None:
-            return
-        expect(
-            self.verdict in get_args(Verdict),
-            f"has the verdict '{self.verdict}', expected {get_args(Verdict)}",
-        )
-        expect(self.verdict != "not shown", "is 'not shown', which only a record says")
-        expect(
-            bool(self.right) == (self.verdict in ("changed", "false")),
-            "needs 'right' if it is changed or false",
-        )
-        expect(bool(self.range) == bool(self.right), "needs 'range' beside 'right'")
-        expect(
-            bool(self.why) == (self.verdict in ("undecided", "not tried")),
-            "needs 'why' if it is not decided",
-        )
-        evidence = bool(self.tests or self.files or self.pages)
-        expect(
-            evidence != bool(self.why),
-            "needs tests, files or pages if it is decided, and none if not",
-        )
-
     @property
     def command(self) -> str:
         """The command that shows the evidence; empty where nothing was tried."""
@@ -125,30 +84,13 @@ class Statement:
         )
 
 
-def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
-    """Read the statements of one document."""
-    known = {field.name for field in fields(Statement)} - {"document"}
-    for entry in content["statement"]:
-        name = entry.get("id", "without an id")
-        if strange := sorted(entry.keys() - known):
-            raise InputError(
-                f"The statement '{name}' has the key '{strange[0]}', expected:"
-                f" {', '.join(sorted(known))}."
-            )
-        if lacking := sorted({"id", "kind", "source", "says"} - entry.keys()):
-            raise InputError(f"The statement '{name}' lacks the key '{lacking[0]}'; add it.")
-        yield Statement(document=content["title"], **entry)
-
-
 @cache
 def load_statements() -> tuple[Statement, ...]:
     """Return all statements, in the order of the documents."""
     folder = resources.files("pathspace.training.experiments.reproduce.statements")
     texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in DOCUMENTS]
-    statements = tuple(
-        statement for text in texts for statement in read_statements(tomllib.loads(text))
+    return tuple(
+        Statement(document=content["title"], **entry)
+        for content in map(tomllib.loads, texts)
+        for entry in content["statement"]
     )
-    names = [statement.id for statement in statements]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"Two statements have the id '{twice[0]}'; give one of them another.")
-    return statements
