@@ -53,7 +53,7 @@ from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.provenance import data_digest, together
 from pathspace.training.experiments.reproduce.record import Record, Table, judged, judged_again
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
-from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
+from pathspace.training.experiments.reproduce.toys import Net, Toys, target, train_toys
 from pathspace.training.experiments.reproduce.trial import (
     PARTS,
     Outcome,
@@ -747,7 +747,8 @@ def test_test_pairs_come_on_top_of_the_others() -> None:
 @pytest.mark.parametrize(("skip", "tau"), [(1.0, 0.0), (1.0, 0.01), (0.0, 0.0)])
 def test_toys_side_by_side_are_each_the_model_trained_alone(skip: float, tau: float) -> None:
     """Oracle: the module of the library, the penal connection of the library, torch's SGD."""
-    toys = train_toys([5, 5, 3], [1.0, skip, 0.0], [0.3, tau, 0.0], [0.01, 0.1, 0.2], steps=7)
+    nets = [Net(5, 1.0, 0.3, 0.01), Net(5, skip, tau, 0.1), Net(3, 0.0, 0.0, 0.2)]
+    toys = train_toys(nets, steps=7)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Toy(skip=bool(skip))
@@ -764,10 +765,8 @@ def test_toys_side_by_side_are_each_the_model_trained_alone(skip: float, tau: fl
 
 
 def test_toys_of_one_seed_start_alike() -> None:
-    toys = Toys.make([0, 1, 0])
-    assert torch.equal(toys.enter[0], toys.enter[2]) and not torch.equal(
-        toys.enter[0], toys.enter[1]
-    )
+    first, *_ = Toys([Net(seed, 1.0, 0.0, 0.1) for seed in (0, 1, 0)]).weights
+    assert torch.equal(first[0], first[2]) and not torch.equal(first[0], first[1])
 
 
 # ---- experiments, records, page ------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,9 +22,7 @@ from .recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from .task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
-Init = Literal["default", "unit-skeleton", "unbalanced"]
-# an unbalanced start rescales every unit by a factor between 1/10 and 10
-UNBALANCED = math.log(10.0)
+Init = Literal["default", "unit-skeleton"]
 # Optimizers of torch that ask for the loss several times in a step, or for sparse gradients.
 UNFIT = ("LBFGS", "SparseAdam")
 
@@ -120,9 +117,7 @@ class Recipe:
         optimizer: a name that :func:`optimizer_kind` knows.
         lr: learning rate; ``None`` takes the optimizer's own default.
         init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those
-            of the skeleton to +-1, ``"unbalanced"`` rescales every unit by a random factor
-            between 1/10 and 10, which does not change the function; ``None`` takes the
-            optimizer's own default.
+            of the skeleton to +-1; ``None`` takes the optimizer's own default.
         rule: the rule of the skeleton.
         seed: of the model, and of the skeleton of the rule ``"random"``.
         decay: of weights, or of path values for optimizers on those; ``None`` takes the
@@ -193,11 +188,6 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
     skeleton = find_skeleton(task, recipe) if recipe.needs_skeleton else None
     if recipe.init == "unit-skeleton" and skeleton is not None:
         init_skeleton_(model, skeleton)
-    elif recipe.init == "unbalanced":
-        graph = ps.trace(model, *task.example_inputs())
-        generator = torch.Generator().manual_seed(recipe.seed)
-        draws = torch.rand(graph.num_units, generator=generator, dtype=torch.float64)
-        model = ps.rescale_(model, graph, UNBALANCED * (2 * draws - 1))
     kind = optimizer_kind(recipe.optimizer)
     optimizer = kind.make(model, float(recipe.lr or kind.lr), skeleton, task.example_inputs())
     given = {"betas": recipe.betas, "eps": recipe.eps}

@@ -19,9 +19,7 @@ from pathspace.cli.options import JsonOption, SkeletonRule
 from .config import read_config
 from .names import TASKS, known_task
 
-Init = StrEnum(
-    "Init", {"default": "default", "unit_skeleton": "unit-skeleton", "unbalanced": "unbalanced"}
-)
+Init = StrEnum("Init", {"default": "default", "unit_skeleton": "unit-skeleton"})
 
 BatchSizeOption = Annotated[int, Option(min=1, help="Examples per pass through the model.")]
 HiddenOption = Annotated[
@@ -138,7 +136,7 @@ def train(
             help=(
                 "default keeps the initial weights of the model; unit-skeleton sets the skeleton"
                 " weights to +1 or -1, without which the steps of gsgd are multiplied by up to"
-                " 1e13; unbalanced rescales every unit by a random factor between 1/10 and 10."
+                " 1e13."
             ),
             show_default="unit-skeleton for optimizers on path values and path-sgd, else default",
         ),

@@ -46,53 +46,60 @@ RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
 @dataclass(frozen=True)
+class Net:
+    """One of the networks: seed of its first weights and its points, skip connection (1) or none
+    (0), penal strength against the mean loss of a batch, as the paper's hook has it, and rate.
+    """
+
+    seed: int
+    skip: float
+    tau: float
+    lr: float
+
+
 class Toys:
-    """N networks side by side: three weight tensors, shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4)."""
+    """Networks side by side: three weight tensors, shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4).
 
-    enter: Tensor
-    middle: Tensor
-    leave: Tensor
+    Args:
+        nets: each starts as a ``Toy`` of its seed.
+    """
 
-    @classmethod
-    def make(cls, seeds: Sequence[int]) -> Toys:
-        """Start as many ``Toy`` networks, each from its own seed."""
+    def __init__(self, nets: Sequence[Net]) -> None:
         made = []
         with torch.random.fork_rng(devices=[]):
-            for seed in seeds:
-                torch.manual_seed(seed)
+            for net in nets:
+                torch.manual_seed(net.seed)
                 made.append(Toy())
-        return cls(
-            *(
-                torch.stack(
-                    [getattr(model, name).weight.detach() for model in made]
-                ).requires_grad_()
-                for name in ("enter", "middle", "leave")
-            )
-        )
+        self.weights = [
+            torch.stack([weight.detach() for weight in weights]).requires_grad_()
+            for weights in zip(*(model.parameters() for model in made), strict=True)
+        ]
+        self.skip = _column([net.skip for net in nets])
 
-    @property
-    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The three tensors."""
-        return self.enter, self.middle, self.leave
-
-    def chain(self, points: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``x_0``, ``z_1`` and ``x_1`` of every network, each of shape (N, B, 4)."""
-        state = points @ self.enter.mT
-        branch = state.relu() @ self.middle.mT
-        return state, branch, skip * state + branch
+    def chain(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z_1`` and ``x_1`` of every network at points (N, B, 2), each (N, B, 4)."""
+        enter, middle, _ = self.weights
+        state = points @ enter.mT
+        branch = state.relu() @ middle.mT
+        return branch, self.skip * state + branch
 
     def read(self, state: Tensor) -> Tensor:
         """Return the outputs that follow from ``x_1``, shape (N, B)."""
-        return (state.relu() @ self.leave.mT).squeeze(-1)
+        return (state.relu() @ self.weights[2].mT).squeeze(-1)
+
+    @torch.no_grad()
+    def errors(self, points: Tensor) -> Tensor:
+        """Return the mean squared error of every network on the same points."""
+        _, state = self.chain(points.expand(len(self.skip), -1, -1))
+        return (self.read(state) - target(points)).square().mean(1)
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
 
 
 def widths() -> str:
-    """Name the sizes of the layers of a toy.
-
-    Example:
-        >>> widths()
-        '2-4-4-1'
-    """
+    """Name the sizes of the layers of a toy, such as 2-4-4-1."""
     shapes = [tuple(weight.shape) for weight in Toy().parameters()]
     return "-".join(str(size) for size in (shapes[0][1], *(shape[0] for shape in shapes)))
 
@@ -102,44 +109,42 @@ def target(points: Tensor) -> Tensor:
     return points[..., 0] ** 2 - points[..., 1] ** 2
 
 
+def square(count: int, seed: int) -> Tensor:
+    """Return points of the square [-1, 1]^2 that no training run meets."""
+    return torch.rand(count, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
 def train_toys(
-    seeds: Sequence[int],
-    skip: Sequence[float],
-    tau: Sequence[float],
-    lr: Sequence[float],
+    nets: Sequence[Net],
     steps: int,
-    look_at: Callable[[int, Toys], None] | None = None,
+    look_at: Callable[[Toys], None] | None = None,
     every: int = 100,
 ) -> Toys:
-    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
+    """Train networks side by side with SGD on fresh points of the square [-1, 1]^2; those of one
+    seed meet the same points.
 
-    Each has a seed (of its first weights and its points), a skip connection (1) or none (0), a
-    penal strength against the mean loss of a batch, as the paper's hook has it, and a rate.
     ``look_at`` is called before the first step and after every ``every`` steps.
     """
-    toys = Toys.make(seeds)
-    different = sorted(set(seeds))
-    place = torch.tensor([different.index(seed) for seed in seeds])
-    generators = [torch.Generator().manual_seed(seed) for seed in different]
-    rates = torch.tensor(lr).view(-1, 1, 1)
-    strength, skips = (
-        torch.tensor(tau, dtype=torch.float32),
-        torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1),
+    toys = Toys(nets)
+    seeds = sorted({net.seed for net in nets})
+    place = torch.tensor([seeds.index(net.seed) for net in nets])
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    rates, strength = (
+        _column([net.lr for net in nets]),
+        torch.tensor([net.tau for net in nets], dtype=torch.float32),
     )
     block: list[Tensor] = []
     for step in range(steps + 1):
         if look_at is not None and step % every == 0:
-            look_at(step, toys)
+            look_at(toys)
         if step == steps:
             break
         if step % every == 0:
             # Points of many steps at once: one call per seed and block.
-            block = list(
-                torch.stack([torch.rand(every, BATCH, 2, generator=g) for g in generators], 1) * 2
-                - 1
-            )
+            drawn = [torch.rand(every, BATCH, 2, generator=one) for one in generators]
+            block = list(torch.stack(drawn, 1) * 2 - 1)
         points = block[step % every][place]
-        _, branch, state = toys.chain(points, skips)
+        branch, state = toys.chain(points)
         errors = (toys.read(state) - target(points)).square().mean(1)
         penalty = 0.5 * strength * branch.square().sum((1, 2))
         gradients = torch.autograd.grad((errors + penalty).sum(), toys.weights)
@@ -149,16 +154,7 @@ def train_toys(
     return toys
 
 
-def errors_of(toys: Toys, skip: Sequence[float], seed: int) -> Tensor:
-    """Return the mean squared error of every network on the same fresh points."""
-    points = torch.rand(TESTED, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    with torch.no_grad():
-        skips = torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1)
-        _, _, state = toys.chain(points.expand(len(skip), -1, -1), skips)
-        return (toys.read(state) - target(points)).square().mean(1)
-
-
-# What tunes and what is tested: points that no training run meets.
+# seeds of the points that tune, and of those that test
 VALID_POINTS, TEST_POINTS = 10**6, 10**6 + 1
 
 
@@ -256,21 +252,15 @@ def _grid(
     """Train every run with every seed; return validation errors, test errors and
     curves by label and rate.
     """
-    flat = [(label, skip, tau, lr, seed) for label, skip, tau, lr in runs for seed in seeds]
-    skips = [skip for _, skip, _, _, _ in flat]
-    seen: list[Tensor] = []
-    toys = train_toys(
-        [seed for *_, seed in flat],
-        skips,
-        [tau for _, _, tau, _, _ in flat],
-        [lr for _, _, _, lr, _ in flat],
-        steps,
-        lambda _step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
-        every=max(1, steps // LOOKS),
-    )
+    nets = [Net(seed, skip, tau, lr) for _, skip, tau, lr in runs for seed in seeds]
+    points, seen = square(TESTED, VALID_POINTS), []
+    every = max(1, steps // LOOKS)
+    toys = train_toys(nets, steps, lambda toys: seen.append(toys.errors(points)), every)
     # A network that overflowed has no error; it counts as infinitely bad.
-    valid = errors_of(toys, skips, VALID_POINTS).nan_to_num(nan=torch.inf)
-    test = errors_of(toys, skips, TEST_POINTS).nan_to_num(nan=torch.inf)
+    valid, test = (
+        toys.errors(some).nan_to_num(nan=torch.inf).tolist()
+        for some in (points, square(TESTED, TEST_POINTS))
+    )
     history = torch.stack(seen, 1)
     found = {}
     for i, (label, _, _, lr) in enumerate(runs):
@@ -279,7 +269,7 @@ def _grid(
             [float(f"{v:.4g}") if np.isfinite(v) else None for v in line]
             for line in history[part].tolist()
         ]
-        found[label, lr] = (valid[part].tolist(), test[part].tolist(), lines)
+        found[label, lr] = (valid[part], test[part], lines)
     return found
 
 
@@ -301,14 +291,13 @@ def ideal_direction(setting: Setting) -> Record:
     started = time.perf_counter()
     steps = setting.budget(STEPS)
     seeds = SEEDS[:10]
-    points = torch.rand(TESTED, 2, generator=torch.Generator().manual_seed(VALID_POINTS)) * 2 - 1
+    points = square(TESTED, VALID_POINTS)
     shares: dict[float, list[list[float]]] = {eta: [] for eta in ETAS}
     changes: dict[float, list[float]] = {eta: [] for eta in ETAS}
 
-    def measure(_step: int, toys: Toys) -> None:
-        skips = torch.ones(len(seeds), 1, 1)
+    def measure(toys: Toys) -> None:
         with torch.no_grad():
-            *_, state = toys.chain(points.expand(len(seeds), -1, -1), skips)
+            _, state = toys.chain(points.expand(len(seeds), -1, -1))
         state.requires_grad_()
         wanted = target(points)
         before = (toys.read(state) - wanted).square()
@@ -323,15 +312,7 @@ def ideal_direction(setting: Setting) -> Record:
                 changes[eta].append(float((after - before).mean()))
 
     with one_thread():
-        train_toys(
-            seeds,
-            [1.0] * len(seeds),
-            [0.0] * len(seeds),
-            [RATE] * len(seeds),
-            steps,
-            measure,
-            EVERY,
-        )
+        train_toys([Net(seed, 1.0, 0.0, RATE) for seed in seeds], steps, measure, EVERY)
     means = {eta: np.array(shares[eta]).mean(0).tolist() for eta in ETAS}
     claims = [
         positive(
