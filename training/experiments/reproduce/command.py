@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,19 +16,22 @@ from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
 from pathspace.files.pictures import save
-from pathspace.files.writing import ensure_writable, make_folder
+from pathspace.files.writing import ensure_writable, make_folder, write_text
 
 from ..names import expect_known
 from ..trainer import lightning_trainer
 from . import EXPERIMENTS, Experiment, Setting
 from .experiment import TUNING_SEEDS, fresh_seeds
-from .page import write_page
+from .page import render
 from .progress import run_counted
 from .provenance import together
 from .recipes import load_cells
-from .recipes.page import write_recipes
+from .recipes.page import render as render_recipes
 from .record import Record, judged_again
-from .statements.page import show_statements, write_statements
+from .statements import Judged, judge_all, load_statements
+from .statements.errata import with_tables
+from .statements.page import render as render_statements
+from .statements.page import show_statements
 from .trial_cache import TRIALS, TrialCache
 from .up_to_date import up_to_date
 from .workers import connected
@@ -140,20 +144,36 @@ def _write_again(folder: Path, console: Console) -> None:
 
 def _write_pages(folder: Path) -> None:
     """Write the page of all records, and that of all statements where there is one."""
-    write_page(records(folder), folder.with_suffix(".md"))
-    if (page := folder.with_name("claims.md")).is_file():
-        write_statements(folder, page)
+    _write(folder.with_suffix(".md"), render(records(folder), folder.name, folder))
+    if folder.with_name("claims.md").is_file():
+        _write_statements(folder)
+
+
+def _write_statements(folder: Path) -> list[Judged]:
+    """Judge all statements and write the page, and the tables on the page of errata beside it,
+    where there is one.
+    """
+    judged = judge_all(load_statements(), folder)
+    text = render_statements(judged, Path(os.path.relpath(folder)))
+    _write(folder.with_name("claims.md"), text)
+    if (errata := folder.with_name("errata.md")).is_file():
+        _write(errata, with_tables(errata.read_text(encoding="utf-8"), load_statements()))
+    return judged
 
 
 def _write_claims(folder: Path, console: Console) -> None:
     """Judge every statement of the papers by the records and by the tests."""
-    show_statements(write_statements(folder, folder.with_name("claims.md")), console)
+    show_statements(_write_statements(folder), console)
 
 
 def _write_recipes(folder: Path, console: Console) -> None:
     """Write the page of the papers' recipes."""
-    write_recipes(page := folder.with_name("paper-recipes.md"))
+    _write(page := folder.with_name("paper-recipes.md"), render_recipes())
     console.print(f"Wrote {page}: {len(load_cells())} cells.", highlight=False)
+
+
+def _write(page: Path, text: str) -> None:
+    write_text(text.removesuffix("\n"), str(page))
 
 
 PAGES = {"page": _write_again, "claims": _write_claims, "recipes": _write_recipes}

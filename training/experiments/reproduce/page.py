@@ -7,8 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pathspace.files.writing import replacing
-
 from ..intervals import CONFIDENCE
 from .holm import LEVEL
 from .markdown import markdown_table
@@ -28,12 +26,6 @@ def render(
         parts.append("## Verdicts\n\n" + _verdicts(known))
     parts += [_section(record, folder) for record in known]
     return "\n".join(parts)
-
-
-def write_page(records: Iterable[Record], path: Path) -> None:
-    """Write the page beside the folder of its records."""
-    with replacing(path) as temporary:
-        temporary.write_text(render(records, path.stem, path.with_suffix("")), encoding="utf-8")
 
 
 def _verdicts(records: Sequence[Record]) -> str:

@@ -6,22 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
-
-from pathspace.files.writing import replacing
 
 from ..experiment import SEEDS, Setting
 from ..markdown import markdown_texts
 from .cells import FIELDS, NONE, UNSAID, Cell, load_cells, table_cells
 from .compare import show
 from .full import full_arms, listed, runnable
-
-
-def write_recipes(page: Path) -> None:
-    """Write the page."""
-    with replacing(page) as temporary:
-        temporary.write_text(render(), encoding="utf-8")
 
 
 def render() -> str:

@@ -7,7 +7,7 @@ page is written from both.
 """
 
 from .evidence import Judged, judge_all
-from .page import render, write_statements
+from .page import render
 from .registry import Statement, load_statements
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "judge_all",
     "load_statements",
     "render",
-    "write_statements",
 ]

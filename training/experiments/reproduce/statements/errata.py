@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pathspace.files.writing import replacing
-
 from ..markdown import markdown_texts
 from .registry import Statement
 
@@ -37,13 +35,6 @@ def with_tables(page: str, statements: Iterable[Statement]) -> str:
             before, rest = page.split(start, 1)
             page = f"{before}{start}\n{table}\n{end}{rest.split(end, 1)[1]}"
     return page
-
-
-def write_errata(page: Path, statements: Iterable[Statement]) -> None:
-    """Write the tables of a page of errata again."""
-    text = with_tables(page.read_text(encoding="utf-8"), statements)
-    with replacing(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _short(statement: Statement) -> str:

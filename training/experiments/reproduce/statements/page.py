@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import resources
@@ -12,13 +11,10 @@ from typing import get_args
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pathspace.files.writing import replacing
-
 from ..markdown import markdown_table, markdown_texts
 from ..record import Table
-from .errata import write_errata
-from .evidence import Judged, judge_all
-from .registry import Verdict, load_statements
+from .evidence import Judged
+from .registry import Verdict
 
 SHOWN: dict[Verdict, str] = {
     "true": "true",
@@ -28,19 +24,6 @@ SHOWN: dict[Verdict, str] = {
     "undecided": "undecided",
     "not tried": "not tried",
 }
-
-
-def write_statements(records: Path, page: Path) -> list[Judged]:
-    """Judge all statements and write the page, and the tables on the page of errata beside it,
-    where there is one.
-    """
-    judged = judge_all(load_statements(), records)
-    with replacing(page) as temporary:
-        temporary.write_text(render(judged, Path(os.path.relpath(records))), encoding="utf-8")
-    errata = page.with_name("errata.md")
-    if errata.is_file():
-        write_errata(errata, load_statements())
-    return judged
 
 
 def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
