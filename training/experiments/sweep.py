@@ -27,13 +27,8 @@ from .tasks import load_task
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One combination of the grid.
-
-    Args:
-        lr: learning rate.
-        tau: strength of the penal connection.
-        valid: validation metric at the last epoch over the seeds that did not diverge.
-        diverged: how many seeds diverged.
+    """One combination of the grid: the validation metric at the last epoch over the seeds that did
+    not diverge, and how many did.
     """
 
     lr: float

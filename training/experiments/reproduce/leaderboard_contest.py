@@ -28,16 +28,8 @@ FURTHER = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """The results of a contender on a task from a start.
-
-    Attributes:
-        start: where it started.
-        task: on what.
-        arm: which contender.
-        lr: the rate that was chosen.
-        results: one for each of the fresh seeds.
-        scale: of the data.
-        edge: whether the rate is the lowest or highest that was tried.
+    """The results of a contender on a task from a start, one for each of the fresh seeds, at the
+    rate that was chosen; ``edge``: it is the lowest or highest that was tried.
     """
 
     start: str
@@ -168,11 +160,7 @@ def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs of contenders, and the search for their rates.
-
-    Args:
-        setting: scale and budgets.
-    """
+    """Runs of contenders, and the search for their rates."""
 
     setting: Setting
 

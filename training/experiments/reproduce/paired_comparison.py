@@ -22,13 +22,8 @@ from .tuning import Arm, Measured, measure_enough, versus
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A claim that one arm errs less than another.
-
-    Args:
-        statement: the claim.
-        ours: label of the arm that is claimed to be better.
-        rival: label of the other.
-        printed: the paper's two figures, lower is better, in the same order.
+    """A claim that one arm errs less than another, by their labels; the paper's two figures are in
+    the same order, and lower is better.
     """
 
     statement: str
@@ -71,12 +66,8 @@ def of_table(
 
 @dataclass(frozen=True)
 class Show:
-    """The format of an experiment's figures.
-
-    Args:
-        metric: what the metric is called, with its unit.
-        factor: what it is multiplied by for people.
-        pattern: how ``format`` writes it.
+    """The format of an experiment's figures: the name of the metric with its unit, a factor for
+    people, and how ``format`` writes it.
     """
 
     metric: str

@@ -58,10 +58,8 @@ class Net:
 
 
 class Toys:
-    """Networks side by side: three weight tensors, shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4).
-
-    Args:
-        nets: each starts as a ``Toy`` of its seed.
+    """Networks side by side, each of which starts as a ``Toy`` of its seed: three weight tensors,
+    shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4).
     """
 
     def __init__(self, nets: Sequence[Net]) -> None:

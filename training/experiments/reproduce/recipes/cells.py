@@ -16,8 +16,6 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from pathspace.errors import InputError
-
 from ...names import expect_known
 
 UNSAID, NONE = "unsaid", "none"
@@ -47,9 +45,6 @@ class Cell:
         ours: how this library runs it: ``task`` and its options, or ``why`` it does not.
         by_reference: fields that the paper gives by naming another paper.
         note: what else there is to say.
-
-    Raises:
-        InputError: the recipe lacks a field, or has one that is none.
     """
 
     name: str
@@ -64,15 +59,6 @@ class Cell:
     ours: Mapping[str, Any] = field(default_factory=dict)
     by_reference: tuple[str, ...] = ()
     note: str = ""
-
-    def __post_init__(self) -> None:
-        for what, keys in (("recipe", self.recipe), ("fill", self.fill)):
-            for key in keys:
-                expect_known(f"field of the {what} '{self.name}'", key, FIELDS)
-        if lacking := [key for key in FIELDS if key not in self.recipe]:
-            raise InputError(
-                f"The recipe '{self.name}' lacks '{lacking[0]}'; give a value, or '{UNSAID}'."
-            )
 
     def value(self, key: str) -> Any:
         """Return what the paper says of a field, or what this library

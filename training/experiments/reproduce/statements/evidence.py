@@ -39,13 +39,8 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judged:
-    """A statement with its verdict.
-
-    Args:
-        statement: what was judged.
-        verdict: the verdict.
-        detail: what it rests on, or what is right instead, or why it was not tried.
-        record_command: what computes the record that it rests on.
+    """A statement with its verdict: what it rests on, or what is right instead, or why it was not
+    tried; and the command of the record that it rests on.
     """
 
     statement: Statement
