@@ -13,6 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
@@ -187,6 +188,17 @@ def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sent
         "another",
         record["provenance"]["processor"],
     }
+
+
+@pytest.mark.slow
+def test_two_commands_in_one_folder_run_each_trial_once(tmp_path: Path) -> None:
+    trials = [replace(SMALL, seed=seed) for seed in range(4)]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        both = [pool.submit(run_all, trials, TrialCache(tmp_path)) for _ in range(2)]
+        first, second = (one.result() for one in both)
+    # (to the second that each took)
+    assert first == second and len(list(tmp_path.iterdir())) == 4
 
 
 LONG = """

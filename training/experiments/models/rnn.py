@@ -25,6 +25,7 @@ class ReluRNN(nn.Module):
         Path Space for Recurrent Neural Networks with ReLU Activations, equations (1) and (2).
 
     Example:
+        >>> import torch
         >>> ReluRNN(inputs=8, hidden=5, outputs=10)(torch.zeros(2, 7, 8)).shape
         torch.Size([2, 10])
     """

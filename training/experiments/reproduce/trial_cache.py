@@ -106,10 +106,12 @@ class TrialCache:
         """
         if self.folder is None:
             return self.record(trial) or self._run(trial, None)
-        begun = make_folder(self._file(trial, ".begun"))
-        with FileLock(begun / "lock"):
-            record = self.record(trial) or self._run(trial, begun)
-        shutil.rmtree(begun, ignore_errors=True)
+        begun, lock = self._file(trial, ".begun"), self._file(trial, ".lock")
+        with FileLock(lock):
+            record = self.record(trial) or self._run(trial, make_folder(begun))
+            shutil.rmtree(begun, ignore_errors=True)
+            # (one that waits for this file finds the record)
+            lock.unlink(missing_ok=True)
         return record
 
     def _run(self, trial: Any, folder: Path | None) -> dict[str, Any]:
