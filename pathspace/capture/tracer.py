@@ -216,7 +216,9 @@ class Recorder:
     def _run(self, *_: Any) -> list[Tensor]:
         """What is traced: a call of the model (torch would ask for ``self`` if it took nothing)."""
         proxies: Any = get_proxy_mode()
-        self._places(proxies.tracer)
+        # (no mode has to hear of it)
+        with torch._C.DisableTorchFunction():
+            self._places(proxies.tracer)
 
         def node_of(tensor: Tensor) -> fx.Node | None:
             slot = get_proxy_slot(tensor, proxies.tracer, None)
