@@ -139,7 +139,6 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
     updates = [node for node in changed if node not in weights]
     end.args = ([*updates, *weights, *outputs],)
     graph.eliminate_dead_code()
-    graph.lint()
     found.module.graph = graph
     buffers = every_tensor(model, "_buffers")
     return Captured(
