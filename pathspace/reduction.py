@@ -244,26 +244,28 @@ def _traced(
         if sizes == "given":
             stated = f"inputs ({describe_inputs(*inputs)}) only"
             return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        first = ends_of(scales)
-        unused = unused_in_part(captured, scales, first)
+        # (a look at the ends adds equations)
+        looked = scales.copy()
+        raw: dict[str, Ends] | None = ends_of(looked)
+        unused = unused_in_part(captured, looked, raw or {})
         undecided = unused or thin(captured, inputs)
-    raw: dict[str, Ends] | None = first
     for growth in GROWTHS if undecided else ():
         again = recapture(model, inputs, not unused, growth)
         if again is None:
             break
         try:
             with on_cpu():
-                # (anew: the ends that were looked at have added equations)
-                scales, raw = interpreted(), None
                 uses = _continued(scales, again[0], norm_eps)
                 found = build_graph(captured, scales, norm_eps, uses)
         except IndexError:
             # a table has no rows for such long inputs
+            with on_cpu():
+                looked, raw = interpreted(), None
+            scales = looked
             continue
         return _graph(model, found, sentence(inputs, again[1], undecided))
     with on_cpu():
-        found = build_graph(captured, interpreted() if raw is None else scales, norm_eps, raw=raw)
+        found = build_graph(captured, looked, norm_eps, raw=raw)
     return _graph(model, found, sentence(inputs, None, undecided))
 
 

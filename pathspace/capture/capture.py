@@ -124,8 +124,8 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
     # (a tensor that was there before has changed if it was written)
     changed: dict[Any, tuple[str, str]] = {}
     for number, place in found.places.items():
-        if number in found.held and place in last:
-            changed.setdefault(last[place], found.sources[place])
+        if number in found.held and place.name in last:
+            changed.setdefault(last[place.name], found.sources[place.name])
     read = set(map(id, found.constants.values()))
     for node, (kind, name, before) in zip(kept, found.kept, strict=True):
         if kind != "state" or id(before) in read:
@@ -139,7 +139,6 @@ def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:
     updates = [node for node in changed if node not in weights]
     end.args = ([*updates, *weights, *outputs],)
     graph.eliminate_dead_code()
-    graph.lint()
     found.module.graph = graph
     buffers = every_tensor(model, "_buffers")
     return Captured(

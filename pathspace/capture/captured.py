@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -85,11 +84,10 @@ OWN = f"{PurePath(__file__).parent}{os.sep}"
 
 def source_line() -> str:
     """The line of the model's code that is running, in the form of a stack trace."""
-    for frame, number in traceback.walk_stack(None):
-        file = inspect.getfile(frame)
-        if not file.startswith((TORCH, OWN)):
-            return f'File "{file}", line {number}'
-    return ""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OWN)):
+        frame = frame.f_back
+    return "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
 
 
 def place(node: fx.Node) -> tuple[str, str]:

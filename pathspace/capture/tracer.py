@@ -27,7 +27,14 @@ from torch._subclasses.fake_tensor import (
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
 from torch.fx._lazy_graph_module import _use_lazy_graph_module as without_code
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    _ProxyTensor,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+    set_proxy_slot,
+    snapshot_fake,
+)
 from torch.utils import _pytree as pytree
 
 from ..models.copies import safe_deepcopy
@@ -151,7 +158,7 @@ class Recorder:
         held: id of every registered tensor that the fake model holds after the run.
         inputs: the example inputs in the order of their placeholders.
         constants: placeholder name -> tensor that is neither parameter nor buffer.
-        places: id of a registered tensor of the fake model -> name of its placeholder.
+        places: id of a registered tensor of the fake model -> its placeholder.
         read: the buffers and constants of which the code read numbers.
     """
 
@@ -162,6 +169,7 @@ class Recorder:
         self.inputs, shape = pytree.tree_flatten(given)
         self._fakes = [fake.fake(value) for value in self.inputs]
         self._given = pytree.tree_unflatten(self._fakes, shape)
+        self._input_names = _input_names(fake.module, *given)
         self.kept: list[tuple[str, str, Tensor]] = []
         # (a tensor of several names has one placeholder, under the first)
         named = {id(tensor): (kind, name, tensor) for kind, name, tensor in reversed(fake.held())}
@@ -172,8 +180,8 @@ class Recorder:
         self._paths: dict[int, list[str]] = {}
         for path, module in every_path(fake.module):
             self._paths.setdefault(id(module), []).append(path)
-        # (graphs inside of the graph find tensors of the model only where these are given)
-        own = [tensor for *_, tensor in self._registered]
+        self.sources: dict[str, tuple[str, str]] = {}
+        self.places: dict[int, fx.Node] = {}
         # (under the model's own mode: "real" leaves the fake tensors as they are)
         with self._conditions(), without_code(True), fake.mode:
             self.module = make_fx(
@@ -181,9 +189,9 @@ class Recorder:
                 tracing_mode="real",
                 pre_dispatch=True,
                 _disable_torch_fn_metadata_mode=True,
-            )(*own, *self._fakes)
+            )()
         self.read: list[Tensor] = [] if self._known is None else self._known.read
-        self.sources, self.constants = self._places(_input_names(fake.module, *given))
+        self.constants = self._constants()
         self._tidy()
 
     @contextmanager
@@ -206,8 +214,11 @@ class Recorder:
             Distribution.set_default_validate_args(checks)
 
     def _run(self, *_: Any) -> list[Tensor]:
-        """What is traced: a call of the model; the arguments are its tensors, by identity."""
+        """What is traced: a call of the model (torch would ask for ``self`` if it took nothing)."""
         proxies: Any = get_proxy_mode()
+        # (no mode has to hear of it)
+        with torch._C.DisableTorchFunction():
+            self._places(proxies.tracer)
 
         def node_of(tensor: Tensor) -> fx.Node | None:
             slot = get_proxy_slot(tensor, proxies.tracer, None)
@@ -215,7 +226,7 @@ class Recorder:
 
         # (where sizes may be unknown, no number of a buffer need be read)
         known_sizes = self.fake.mode.shape_env is None
-        own = {node_of(tensor): tensor for *_, tensor in self._registered if known_sizes}
+        own = {self.places[id(each)]: each for *_, each in self._registered if known_sizes}
 
         def constant(node: fx.Node) -> Any:
             return own.get(node, getattr(proxies.tracer.root, str(node.target), None))
@@ -279,35 +290,29 @@ class Recorder:
         self._stack.pop()
         self._entered.pop().__exit__(None, None, None)
 
-    def _places(
-        self, inputs: Sequence[str]
-    ) -> tuple[dict[str, tuple[str, str]], dict[str, Tensor]]:
-        """Give all parameters, buffers, inputs and constants placeholders, in this order.
+    def _places(self, tracer: Any) -> None:
+        """Give all parameters, buffers and inputs placeholders, in this order.
 
-        Returns:
-            Kind and name behind each placeholder, and the constants.
+        (Arguments of a traced function get placeholders as well, with notes that nobody reads.)
         """
-        graph = self.module.graph
-        sources: dict[str, tuple[str, str]] = {}
-        given = [node for node in graph.nodes if node.op == "placeholder"]
-        own: dict[int, fx.Node] = {}
-        names = [(kind, name, id(tensor)) for kind, name, tensor in self._registered]
-        names += [("input", name, 0) for name in inputs]
-        for node, (kind, name, number) in zip(given, names, strict=True):
+        inputs = zip(self._input_names, self._fakes, strict=True)
+        given = [*self._registered, *(("input", name, value) for name, value in inputs)]
+        for kind, name, value in given:
             prefix = "" if kind == "input" else f"{kind[0]}_"
-            with graph.inserting_before(node):
-                place = graph.placeholder(f"{prefix}{_identifier(name)}")
-            place.meta = node.meta
-            node.replace_all_uses_with(place)
-            graph.erase_node(node)
-            sources[place.name] = (kind, place.name if kind == "input" else name)
+            place = tracer.graph.placeholder(f"{prefix}{_identifier(name)}")
+            self.sources[place.name] = (kind, place.name if kind == "input" else name)
+            if isinstance(value, Tensor):
+                place.meta["val"] = snapshot_fake(value)
+                set_proxy_slot(value, tracer, _ProxyTensor(tracer.proxy(place), None))
             if kind != "input":
-                own[number] = place
-        self.places = {number: node.name for number, node in own.items()}
+                self.places[id(value)] = place
+
+    def _constants(self) -> dict[str, Tensor]:
+        """Give what the graph reads from outside placeholders, too, and return the constants."""
+        graph = self.module.graph
         # (functions may refer to the model itself, and so to its own tensors)
-        for number, made in self.fake.fakes.items():
-            if id(made) in own:
-                own[number] = own[id(made)]
+        own = {n: self.places[id(t)] for n, t in self.fake.fakes.items() if id(t) in self.places}
+        own |= self.places
         constants: dict[str, Tensor] = {}
         first = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
         for node in [node for node in graph.nodes if node.op == "get_attr"]:
@@ -320,10 +325,10 @@ class Recorder:
                 with graph.inserting_before(first):
                     place = own[id(value)] = graph.placeholder(f"c_lifted_tensor_{len(constants)}")
                 place.meta["val"] = constants[place.name] = value
-                sources[place.name] = ("constant", place.name)
+                self.sources[place.name] = ("constant", place.name)
             node.replace_all_uses_with(own[id(value)])
             graph.erase_node(node)
-        return sources, constants
+        return constants
 
     def _tidy(self) -> None:
         """Note the modules of each operation, and leave out what only the tracer needs."""

@@ -5,11 +5,12 @@ Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,12 @@ class Scales(ParameterScales):
         self.observes = False
         # operations that read a constant -> the number of their pin
         self._constants: dict[tuple[str, str, str, str], int] = {}
+
+    def copy(self) -> Self:
+        """A copy in which the ends of weights can be looked at, which adds equations."""
+        twin = copy.copy(self)
+        twin.equations, twin.approximate = self.equations.copy(), [*self.approximate]
+        return twin
 
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation; ids known to be equal are replaced by one of them."""

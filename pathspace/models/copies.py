@@ -67,7 +67,7 @@ def safe_deepcopy(
 def _instead(model: nn.Module, share: bool) -> Iterator[tuple[int, Any]]:
     """Ids of objects in a model, and what its copy has in their place."""
     for module in every_module(model):
-        own = vars(module).values()
+        own = [value for key, value in vars(module).items() if key != "_modules"]
         yield from (
             (id(value), type(value)()) for value in own if type(value) in SLOW and not value
         )
