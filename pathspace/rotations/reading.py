@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..inference.channels import varying
 from ..inference.registry import Facts, facts_of, operation_name
-from ..inference.semantics import Semantics
+from ..inference.semantics import Place, Semantics
 from ..inference.values import (
     NEUTRAL,
     ROOT,
@@ -80,6 +80,7 @@ class Spaces(Semantics):
         self.shifts: dict[str, float] = {}
         self.reads: set[Side] = set()
         self._buffers = buffers or {}
+        self._used: list[np.ndarray] = []
         # node -> its ids in the last run of its graph
         self._seen: dict[fx.Node, Any] = {}
 
@@ -124,7 +125,9 @@ class Spaces(Semantics):
         if weight.shift:
             self.fix_weights([weight], "a constant is added to a parameter")
             return constant(weight.shape)
-        return compress(self.laid_out(weight, self._table))
+        ids = compress(self.laid_out(weight, self._table))
+        self._used.append(self.demands.members(ids))
+        return ids
 
     def _table(self, name: str) -> Tensor:
         long = self._long(name)
@@ -137,6 +140,13 @@ class Spaces(Semantics):
             ids = ids.expand(ids.shape)
             ids.known = self._buffers[name].detach().cpu()  # type: ignore[attr-defined]
         return ids
+
+    def fix_unused(self) -> None:
+        """Fix what no operation read or wrote: nothing is known of it."""
+        every = np.concatenate([ids.numpy() for ids in self.sides.values()] or [np.zeros(0, int)])
+        used = np.concatenate(self._used or [np.zeros(0, int)])
+        self.place = Place()
+        self._fix(torch.from_numpy(np.setdiff1d(every, used)), "no operation uses it")
 
     # -- fixing
 
@@ -178,8 +188,15 @@ class Spaces(Semantics):
         return self.observe(value)
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """Rows that data selects are not distinguished."""
-        return None
+        """Matrices that data selects are not distinguished: they have the same features."""
+        if len(weight.shape) < 3 or weight.name is None:
+            return None
+        for _, view in self._places(weight):
+            if 0 in varying(view):
+                self._fix(view, "data tells its matrices apart")
+        return weight.moved(lambda t: t[:1].expand(prod(rows), *t.shape[1:]), self.offsets).moved(
+            lambda t: t.unflatten(0, tuple(rows)), self.offsets
+        )
 
     # -- each operation
 
@@ -474,6 +491,10 @@ class Spaces(Semantics):
         reads = [(sides, view) for sides, view in places if varying(view) & summed]
         self.reads.update(side for sides, _ in reads for side in sides)
         writes = [view for _, view in places if varying(view) and not varying(view) & summed]
+        for _, view in places:
+            self._used.append(self.demands.members(view))
+            if not varying(view):
+                self._fix(view, "its positions are told apart")
         along, beside = varying(ids) & summed, varying(ids) - summed
         if writes and (wide & varying(writes[-1]) or beside & set().union(*map(varying, writes))):
             # (a matrix for each feature)

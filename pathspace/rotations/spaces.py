@@ -241,6 +241,7 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         if name not in captured.overwritten and has_values(buffer)
     }
     reading, _ = interpret(captured, lambda *layout: Spaces(*layout, known))
+    reading.fix_unused()
     offsets, shapes = scalar_offsets(captured)
     used_twice = [
         np.arange(offsets[name], offsets[name] + prod(shapes[name]))
