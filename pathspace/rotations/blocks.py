@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +114,9 @@ class Solution:
         with np.errstate(over="ignore"):
             for turned in (False, True):
                 own = np.zeros(self._number, np.uint64)
-                np.add.at(own, self.classes, mixed(marks ^ mixed((dual ^ turned).astype(np.uint64))))
+                np.add.at(
+                    own, self.classes, mixed(marks ^ mixed((dual ^ turned).astype(np.uint64)))
+                )
                 sums.append(own)
         self.dual = dual ^ (sums[1] < sums[0])[self.classes]
         self._signature = np.stack([np.minimum(*sums), np.maximum(*sums)])

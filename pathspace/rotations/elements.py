@@ -27,9 +27,9 @@ def hadamard(size: int, generator: torch.Generator) -> Tensor:
     """
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while size % (2 * len(matrix)) == 0:
-        matrix = torch.cat(
-            [torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]
-        ) / 2**0.5
+        matrix = (
+            torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]) / 2**0.5
+        )
     rest = size // len(matrix)
     signs = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
     return torch.kron(matrix, orthogonal(rest, generator)) * signs

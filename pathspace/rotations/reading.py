@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..inference.channels import varying
-from ..inference.registry import Facts, facts_of, operation_name
+from ..inference.registry import facts_of
 from ..inference.semantics import Place, Semantics
 from ..inference.values import (
     NEUTRAL,
@@ -30,31 +30,12 @@ from ..inference.values import (
     constant,
     distinct,
     shape_of,
-    value_of,
 )
 from .coordinates import PAIRS, Demands, is_coordinate
+from .followed import follows
+from .layouts import equal_factors, narrowed, position, ranks_of
+from .turns import turned
 
-# kinds of operations that this reading follows; all others act on each feature alone
-FOLLOWED = frozenset(
-    "copy movement repetition part split concatenation padding choice pick write sum combination"
-    " product quotient power contraction convolution total mean norm normalisation softmax"
-    " attention creation size".split()
-)
-# of these kinds only some operations treat all features alike
-ONLY: Mapping[str, frozenset[str]] = {
-    "combination": frozenset(["neg", "rsub"]),
-    "contraction": frozenset(
-        "linear addmm addmv baddbmm mm matmul bmm mv dot einsum".split()
-    ),
-    "choice": frozenset(["where", "masked_fill"]),
-    "norm": frozenset(["linalg_vector_norm", "norm", "var", "std", "var_mean"]),
-    "normalisation": frozenset(["layer_norm", "rms_norm", "group_norm"]),
-    "pick": frozenset(["index", "index_select", "embedding"]),
-    "write": frozenset(["index_add", "slice_scatter", "select_scatter", "copy", "index_put"]),
-}
-# a copy of its operand, with a sign
-SIGNS = {"neg": -1, "clone": 1, "contiguous": 1, "alias": 1, "detach": 1, "_to_copy": 1, "to": 1}
-PARTS = frozenset(["slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind"])
 Side = tuple[str, int]
 ALONE = "each of its features has a factor of its own"
 
@@ -208,130 +189,52 @@ class Spaces(Semantics):
         return result
 
     def _applied(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        facts, name = facts_of(self.place.op), self.place.op.removeprefix("aten.")
+        facts = facts_of(self.place.op)
         leaves = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)
         ]
-        free = [leaf for leaf in leaves if self._carries(leaf)]
+        free = [leaf for leaf in leaves if self.carries(leaf)]
+        if facts.kind in ("creation", "size"):
+            return rule(self, *args, **kwargs)
         if not free and not any(bool((distinct(leaf) == NEUTRAL).any()) for leaf in leaves):
-            made = facts.kind in ("creation", "size")
-            return rule(self, *args, **kwargs) if made else _constants(self.place.result)
-        if free and not self._follows(facts, name, args, kwargs, leaves):
+            return _constants(self.place.result)
+        if free and not follows(self, facts, args, kwargs, leaves):
             self.pin(free, "it acts on each feature alone")
             return _constants(self.place.result)
         result = rule(self, *args, **kwargs)
         if facts.kind == "concatenation" and isinstance(result, Tensor):
-            return self._concatenated(name, args, result)
+            return self._concatenated(args, result)
         return result
 
-    def _has_space(self, value: Any) -> bool:
+    def _concatenated(self, args: Any, result: Tensor) -> Tensor:
+        """Pieces of one tensor in another order are a turn; other pieces remain told apart."""
+        if not self.has_space(result):
+            return result
+        node = self.place.node
+        if node is not None and (found := turned(node, result, self._seen)) is not None:
+            source, rows = found
+            if rows is not None:
+                self.demands.mark(source)
+                self.demands.turns.append(rows)
+            return source
+        pieces, dim = args[0], args[1] if len(args) > 1 else 0
+        parts = [torch.full(piece.shape, number) for number, piece in enumerate(pieces)]
+        join = torch.cat if parts[0].dim() == result.dim() else torch.stack
+        self.demands.mark(result, narrowed(join(parts, dim), varying(result)))
+        return result
+
+    def has_space(self, value: Any) -> bool:
         if not isinstance(value, Tensor):
             return False
         ids = distinct(value)
         return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
 
-    def _follows(
-        self, facts: Facts, name: str, args: Any, kwargs: Any, leaves: Sequence[Value]
-    ) -> bool:
-        kind = facts.kind
-        if kind == "dropout" and (args[2] is False or args[1] == 0):
-            return True
-        if kind not in FOLLOWED or name not in ONLY.get(kind, {name}):
-            return False
-        products = [leaf for leaf in leaves if isinstance(leaf, Tensor) and self._is_product(leaf)]
-        if products and kind not in ("total", "mean", "copy", "movement"):
-            return False
-        if kind in ("product", "quotient", "choice"):
-            # what is multiplied by numbers that differ is no longer treated alike
-            weights = [leaf for leaf in leaves if isinstance(leaf, Weight)]
-            others = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.numel() > 1]
-            if weights and any(not self._has_space(leaf) for leaf in others):
-                return False
-        if kind == "quotient" and self._carries(args[1]):
-            return False
-        if kind == "power":
-            return name == "square" or (name == "pow" and args[1] == 2)
-        if kind == "norm" and name in ("linalg_vector_norm", "norm"):
-            order = args[1] if len(args) > 1 else kwargs.get("ord", kwargs.get("p", 2))
-            return order in (2, None)
-        if kind == "choice":
-            return self._chosen(name, args)
-        if kind in ("pick", "write") and name != "embedding":
-            return self._at_whole_rows(name, args)
-        return True
+    def carries(self, value: Any) -> bool:
+        return isinstance(value, Weight) or self.has_space(value)
 
-    def _carries(self, value: Any) -> bool:
-        return isinstance(value, Weight) or self._has_space(value)
-
-    def _is_product(self, ids: Tensor) -> bool:
+    def is_product(self, ids: Tensor) -> bool:
         small = distinct(ids)
         return bool(((small >= PAIRS) & (small != NEUTRAL)).any())
-
-    def _chosen(self, name: str, args: Any) -> bool:
-        """A choice multiplies each operand by a mask."""
-        mask, values = (args[0], args[1:]) if name == "where" else (args[1], (args[0], args[2]))
-        for value in values:
-            if isinstance(value, Tensor) and self._has_space(value):
-                self.scaled(value, mask)
-            elif isinstance(value, Weight) or not _is_zero(value):
-                return False
-        return not self._carries(mask)
-
-    def _at_whole_rows(self, name: str, args: Any) -> bool:
-        """Whether single elements along one dimension are taken or written."""
-        if name in ("index", "index_put"):
-            indices = [index for index in args[1] if index is not None]
-            values = args[:1] if name == "index" else (args[0], args[2])
-            spread = [varying(value) for value in values if isinstance(value, Tensor)]
-            dims = {d for d, index in enumerate(args[1]) if index is not None}
-            alone = len(indices) == 1 and indices[0].dtype != torch.bool
-            return alone or not any(dims & along for along in spread)
-        return True
-
-    # -- concatenation
-
-    def _concatenated(self, name: str, args: Any, result: Tensor) -> Tensor:
-        """Pieces of one tensor, put together in another order: a turn of its coordinates."""
-        if not self._has_space(result):
-            return result
-        if (turned := self._turned(result)) is not None:
-            return turned
-        pieces, dim = args[0], args[1] if len(args) > 1 else 0
-        parts = [torch.full(piece.shape, number) for number, piece in enumerate(pieces)]
-        labels = torch.stack(parts, dim) if name == "stack" else torch.cat(parts, dim)
-        self.demands.mark(result, _narrowed(labels, varying(result)))
-        return result
-
-    def _turned(self, result: Tensor) -> Tensor | None:
-        node = self.place.node
-        if node is None or len(node.args[0]) != 2:  # type: ignore[arg-type]
-            return None
-        roots = [_root_of(piece) for piece in node.args[0]]  # type: ignore[union-attr]
-        if any(root is None or root[0] is not roots[0][0] for root in roots):  # type: ignore[index]
-            return None
-        source = self._seen.get(roots[0][0])  # type: ignore[index]
-        if not isinstance(source, Tensor) or source.shape != result.shape:
-            return None
-        signs = [
-            torch.full(shape_of(piece.meta["val"]), root[1])  # type: ignore[index, union-attr]
-            for piece, root in zip(node.args[0], roots, strict=True)  # type: ignore[arg-type]
-        ]
-        joined = node.target(signs, *node.args[1:], **node.kwargs)  # type: ignore[operator]
-        along = varying(source) | varying(result)
-        source_small, result_small, sign = (
-            _narrowed(tensor, along) for tensor in (source, result, joined)
-        )
-        if not bool(is_coordinate(source_small).all() and is_coordinate(result_small).all()):
-            return None
-        rows = torch.stack([source_small.reshape(-1), result_small.reshape(-1), sign.reshape(-1)])
-        rows = torch.unique(rows, dim=1)
-        if len(torch.unique(rows[0])) != rows.shape[1]:
-            return None
-        if bool((rows[0] == rows[1]).all()) and len(torch.unique(rows[2])) == 1:
-            return source
-        self.demands.mark(source)
-        self.demands.turns.append(rows.numpy())
-        return source
 
     # -- sums
 
@@ -339,11 +242,11 @@ class Spaces(Semantics):
         """A sum: its operands have one basis."""
         every = [self.activation(value) for value in values]
         shape = broadcast_shape(*(ids.shape for ids in every))
-        spaces = [ids for ids in every if self._has_space(ids)]
+        spaces = [ids for ids in every if self.has_space(ids)]
         if not spaces:
             blank = all(bool((distinct(ids) == NEUTRAL).all()) for ids in every)
             return constant(shape, NEUTRAL if blank else ROOT)
-        if any(self._is_product(ids) for ids in spaces):
+        if any(self.is_product(ids) for ids in spaces):
             for ids in spaces:
                 self._fix(ids, "squares are added to something else")
             return constant(shape)
@@ -352,7 +255,7 @@ class Spaces(Semantics):
             if ids is spaces[0]:
                 continue
             wide = ids.expand(shape)
-            if self._has_space(ids):
+            if self.has_space(ids):
                 self._equal(result, wide)
                 # (of equal coordinates those that are the same at more places)
                 one, other = sorted((result, wide), key=lambda ids: len(varying(ids)))
@@ -368,13 +271,18 @@ class Spaces(Semantics):
             for ids in (left, right):
                 self._fix(ids, "constants are added to features")
             return
+        zero = (left == NEUTRAL) + 2 * (right == NEUTRAL)
+        if bool(distinct(zero).any()):
+            # (a sum with zeros at some features is another multiple of them)
+            for ids in (left, right):
+                self.demands.mark(ids, narrowed(zero, varying(ids)))
         self.demands.unify(left, right)
 
     def _added(self, ids: Tensor, other: Tensor) -> None:
         """A number added to all features alike keeps the vector of ones; other numbers fix them."""
         shift = ids.dim() - other.dim()
         own = {dim for dim in varying(ids) if dim >= shift and other.shape[dim - shift] > 1}
-        if own or self._is_product(ids):
+        if own or self.is_product(ids):
             self._fix(ids, "constants are added to features")
         else:
             self.demands.mark(ids)
@@ -382,20 +290,20 @@ class Spaces(Semantics):
 
     def scaled(self, value: Tensor, by: Value) -> Tensor:
         """Features multiplied by constants: those with equal factors may still be mixed."""
-        if not isinstance(by, Tensor) or not self._has_space(value):
+        if not isinstance(by, Tensor) or not self.has_space(value):
             return value
         shift = value.dim() - by.dim()
         along = varying(value)
         wide = [dim for dim in along if dim >= shift and by.shape[dim - shift] > 1]
         if wide:
-            self.demands.mark(value, _labels(value, by, along, wide))
+            self.demands.mark(value, equal_factors(value, by, along, wide))
         return value
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
         """A product of two features, whose sum may be a dot product."""
         shape = broadcast_shape(*(ids.shape for _, ids in factors))
-        spaces = [(power, ids) for power, ids in factors if self._has_space(ids)]
-        rest = [ids for _, ids in factors if not self._has_space(ids)]
+        spaces = [(power, ids) for power, ids in factors if self.has_space(ids)]
+        rest = [ids for _, ids in factors if not self.has_space(ids)]
         if len(spaces) == 1 and spaces[0][0] == 2 and not rest:
             return self.demands.pairs(spaces[0][1], spaces[0][1])
         if len(spaces) == 2 and not rest and all(power == 1 for power, _ in spaces):
@@ -409,15 +317,17 @@ class Spaces(Semantics):
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True) if ids.dim() else []
         along = varying(ids) & set(wanted)
-        if along and self._has_space(ids):
+        if along and self.has_space(ids):
             self._summed(ids, along)
             ids = constant(ids.shape)
         elif along:
             blank = bool((distinct(ids) == NEUTRAL).all())
             ids = constant(ids.shape, NEUTRAL if blank else ROOT)
         for dim in wanted:
-            ids = ids.narrow(dim, 0, 1) if ids.shape[dim] else constant(
-                [1 if d == dim else n for d, n in enumerate(ids.shape)], NEUTRAL
+            ids = (
+                ids.narrow(dim, 0, 1)
+                if ids.shape[dim]
+                else constant([1 if d == dim else n for d, n in enumerate(ids.shape)], NEUTRAL)
             )
             ids = ids if keepdim else ids.select(dim, 0)
         return ids
@@ -425,8 +335,8 @@ class Spaces(Semantics):
     def _summed(self, ids: Tensor, along: set[int]) -> None:
         kind = facts_of(self.place.op).kind
         rest = varying(ids) - along
-        labels = _position(distinct(ids).shape, sorted(rest))
-        if self._is_product(ids):
+        labels = position(distinct(ids).shape, sorted(rest))
+        if self.is_product(ids):
             if bool((is_coordinate(distinct(ids))).any()):
                 self._fix(ids, "squares are added to something else")
                 return
@@ -453,17 +363,16 @@ class Spaces(Semantics):
             self.demands.ones.append(self.demands.members(ids))
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """A normalisation keeps the length, and the mean unless it is that of the root mean square.
-        """
+        """A normalisation keeps the length, and the mean unless it is that of the root mean square."""
         ids = self.activation(value)
         wanted = {dim % ids.dim() for dim in dims}
         along, small = varying(ids), distinct(ids)
-        if not self._has_space(ids):
+        if not self.has_space(ids):
             return constant(ids.shape)
-        if not along & wanted or self._is_product(ids) or bool((small == ROOT).any()):
+        if not along & wanted or self.is_product(ids) or bool((small == ROOT).any()):
             self._fix(ids, "each of its features is normalised alone")
             return constant(ids.shape)
-        labels = _position(small.shape, sorted(along - wanted))
+        labels = position(small.shape, sorted(along - wanted))
         self._normed(ids, labels, mean=not self.place.op.endswith("rms_norm"))
         return ids
 
@@ -478,13 +387,13 @@ class Spaces(Semantics):
         # dimensions along which the value may vary, whether its features do or not
         wide = {d + rank - ids.dim() for d, size in enumerate(ids.shape) if size > 1} - summed
         ids = ids.expand(full)
-        if not summed and self._has_space(ids) and not self._is_product(ids):
+        if not summed and self.has_space(ids) and not self.is_product(ids):
             return self._gained(weight, ids, full)
         if weight.shift:
             self.fix_weights([weight], "a constant is added to a parameter")
         places = [(sides, view.expand(full)) for sides, view in self._places(weight)]
         out_shape = [size for dim, size in enumerate(full) if dim not in summed]
-        if self._is_product(ids):
+        if self.is_product(ids):
             self._fix(ids, "squares are weighted")
             self.fix_weights([weight], "squares are weighted")
             return constant(out_shape)
@@ -504,13 +413,13 @@ class Spaces(Semantics):
         if not bool((distinct(ids) == NEUTRAL).all()):
             read = [view for _, view in reads if varying(view) & along]
             for _, view in reads:
-                if len(read) != 1 or view is not read[0] or not self._has_space(ids):
+                if len(read) != 1 or view is not read[0] or not self.has_space(ids):
                     self._fix(view, "it reads an input, positions, or what does not change")
-            if len(read) == 1 and along <= varying(read[0]) and self._has_space(ids):
+            if len(read) == 1 and along <= varying(read[0]) and self.has_space(ids):
                 self._read(read[0], ids, summed)
             elif along:
                 self._fix(ids, "its features are read in several dimensions")
-        if beside and not along and self._has_space(ids):
+        if beside and not along and self.has_space(ids):
             # the features are beside the sum, which mixes positions
             for view in writes:
                 self._fix(view, "it mixes positions")
@@ -523,12 +432,12 @@ class Spaces(Semantics):
 
     def _read(self, view: Tensor, ids: Tensor, summed: set[int]) -> None:
         small, rest = distinct(ids), sorted(varying(ids) - summed)
-        ranks = _ranks(ids, varying(ids) & summed)
+        ranks = ranks_of(ids, varying(ids) & summed)
         if bool((small == ROOT).any()) or (rest and bool((ranks > 0).any())):
             for part in (view, ids):
                 self._fix(part, "it reads features together with what does not change")
             return
-        self.demands.mark(ids, _position(small.shape, rest))
+        self.demands.mark(ids, position(small.shape, rest))
         self.demands.mark(view, ranks if not rest else None)
         self.demands.unify(ids, view, dual=True)
 
@@ -539,7 +448,7 @@ class Spaces(Semantics):
         own, name = varying(places), weight.name
         if own < along:
             # one factor for many features
-            self.demands.mark(ids, _position(distinct(ids).shape, sorted(own)))
+            self.demands.mark(ids, position(distinct(ids).shape, sorted(own)))
             return ids
         twice = name is not None and self.shifts.setdefault(name, weight.shift) != weight.shift
         plain = bool(is_coordinate(distinct(ids)).all())
@@ -547,7 +456,7 @@ class Spaces(Semantics):
             self._fix(ids, ALONE)
             self.fix_weights([weight], ALONE)
             return constant(full)
-        small = [_narrowed(tensor, along).reshape(-1) for tensor in (ids, places)]
+        small = [narrowed(tensor, along).reshape(-1) for tensor in (ids, places)]
         rows, inverse = torch.unique(torch.stack(small), dim=1, return_inverse=True)
         new = self.demands.gained(rows[0].numpy(), rows[1].numpy())
         shape = [n if dim in along else 1 for dim, n in enumerate(full)]
@@ -563,70 +472,3 @@ def _constants(shown: Any) -> Any:
     return pytree.tree_map(
         lambda leaf: constant(shape_of(leaf)) if isinstance(leaf, Tensor) else leaf, shown
     )
-
-
-def _is_zero(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        known = value_of(value)
-        small = known if known is not None else None
-        return small is not None and not bool(small.any())
-    return isinstance(value, int | float) and value == 0
-
-
-def _narrowed(tensor: Tensor, along: set[int]) -> Tensor:
-    for dim in range(tensor.dim()):
-        tensor = tensor if dim in along else tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def _position(shape: Sequence[int], dims: Sequence[int]) -> Tensor:
-    """A number for every position along some dimensions, shaped to broadcast."""
-    sizes = [shape[dim] if dim in dims else 1 for dim in range(len(shape))]
-    return torch.arange(prod(sizes)).reshape(sizes)
-
-
-def _labels(value: Tensor, by: Tensor, along: set[int], wide: Sequence[int]) -> Tensor:
-    """Equal for features that have equal factors: known ones by value, others by position."""
-    small, known = distinct(value), value_of(by)
-    if known is None:
-        return _position(small.shape, wide)
-    known = known.reshape([1] * (value.dim() - known.dim()) + list(known.shape))
-    own = sorted(dim for dim in along if known.shape[dim] > 1)
-    rest = [dim for dim in range(known.dim()) if dim not in own]
-    columns = known.permute(*own, *rest).reshape(prod(known.shape[dim] for dim in own), -1)
-    _, inverse = torch.unique(columns, dim=0, return_inverse=True)
-    sizes = [known.shape[dim] if dim in own else 1 for dim in range(known.dim())]
-    return inverse.reshape(sizes)
-
-
-def _ranks(ids: Tensor, along: set[int]) -> Tensor:
-    """How often the coordinate at each position came before along the summed dimensions, one
-    after the other; anywhere, if features vary along other dimensions, too.
-    """
-    small = _narrowed(ids, varying(ids))
-    rest = [dim for dim in range(ids.dim()) if dim not in along]
-    rows = small.permute(*rest, *sorted(along)).reshape(prod(small.shape[d] for d in rest), -1)
-    ranks = np.zeros(rows.shape, np.int64)
-    for row, found in zip(rows.numpy(), ranks, strict=True):
-        order = np.argsort(row, kind="stable")
-        starts = np.r_[0, np.flatnonzero(np.diff(row[order])) + 1]
-        lengths = np.diff(np.r_[starts, len(row)])
-        found[order] = np.arange(len(row)) - np.repeat(starts, lengths)
-        found[row == NEUTRAL] = 0
-    most = torch.from_numpy(ranks.max(0))
-    return most.reshape([n if dim in along else 1 for dim, n in enumerate(small.shape)])
-
-
-def _root_of(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """The tensor of which a node is a part, with a sign."""
-    sign = 1
-    while operation_name(node.target).removeprefix("aten.") in SIGNS:
-        sign *= SIGNS[operation_name(node.target).removeprefix("aten.")]
-        node = node.all_input_nodes[0]
-    name = operation_name(node.target).removeprefix("aten.")
-    if name == "getitem":
-        node = node.args[0]  # type: ignore[assignment]
-        name = operation_name(node.target).removeprefix("aten.")
-    if name not in PARTS:
-        return None
-    return node.all_input_nodes[0], sign

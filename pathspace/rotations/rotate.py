@@ -45,7 +45,10 @@ def rotate_(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model, x = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)), torch.ones(3)
+        >>> model, x = (
+        ...     torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)),
+        ...     torch.ones(3),
+        ... )
         >>> before = model(x)
         >>> _ = ps.rotate_(model, ps.spaces(model, x), "random")
         >>> torch.allclose(model(x), before, atol=1e-5)

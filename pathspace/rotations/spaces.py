@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.capture import capture
-from ..inference.interpreter import interpret, scalar_offsets
 from ..errors import InputError
+from ..inference.interpreter import interpret, scalar_offsets
 from ..models.values import has_values
 from ..shown import Shown
 from .blocks import Block, Solution
@@ -113,7 +113,9 @@ class Space(Shown):
 
     def __repr__(self) -> str:
         times = f" x {self.count}" if self.count > 1 else ""
-        label = f"{self.group}({self.size})" if self.group not in ("scales", "rigid") else self.group
+        label = (
+            f"{self.group}({self.size})" if self.group not in ("scales", "rigid") else self.group
+        )
         return f"Space({self.name!r}, {label}{times})"
 
 
@@ -310,15 +312,15 @@ class _Members:
         order = np.lexsort((numbers, marks, self.side[rows]))
         rows, numbers, marks = rows[order], numbers[order], marks[order]
         size = len(block.classes)
-        whole = len(rows) % size == 0 and bool(
-            (numbers.reshape(-1, size) == np.arange(size)).all()
-        )
+        whole = len(rows) % size == 0 and bool((numbers.reshape(-1, size) == np.arange(size)).all())
         parts = rows.reshape(-1, size) if whole else rows.reshape(1, -1)
         for numbered in (self.side[parts], marks.reshape(parts.shape), self._dual(parts)):
             whole = whole and bool((numbered == numbered[:, :1]).all())
         if not whole:
             why = "copies of its features cannot be told apart"
-            return self._single(Block("rigid", block.classes, reason=("", "", "", why)), rows, numbers)
+            return self._single(
+                Block("rigid", block.classes, reason=("", "", "", why)), rows, numbers
+            )
         order = np.lexsort((self.position[parts].min(1), self.side[parts[:, 0]]))
         return [self._space(block, parts[order], size)]
 
@@ -342,7 +344,9 @@ class _Members:
         for kind in np.unique(kinds[np.unique(numbers)]):
             own = np.flatnonzero(kinds == kind)
             inside = np.isin(numbers, own)
-            order = np.lexsort((self.position[rows[inside]], numbers[inside], self.side[rows[inside]]))
+            order = np.lexsort(
+                (self.position[rows[inside]], numbers[inside], self.side[rows[inside]])
+            )
             mine = rows[inside][order]
             parts = []
             for side in np.unique(self.side[mine]):
