@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # kind of operations -> the linearity that they must have to be followed
 FOLLOWED: Mapping[str, str] = {
     "copy": "", "movement": "jointly", "repetition": "jointly", "part": "", "split": "jointly",
-    "concatenation": "jointly", "padding": "jointly", "pick": "jointly", "choice": "jointly",
+    "concatenation": "jointly", "write": "jointly", "padding": "jointly", "pick": "jointly", "choice": "jointly",
     "sum": "jointly", "combination": "jointly", "total": "jointly", "mean": "jointly",
     "product": "each", "contraction": "each", "convolution": "each", "quotient": "", "power": "",
     "norm": "", "normalisation": "", "softmax": "", "attention": "", "dropout": "",
@@ -48,6 +48,8 @@ def follows(reading: Spaces, facts: Facts, args: Any, kwargs: Any, leaves: Seque
     if kind == "norm":
         order = named.get("ord", named.get("p", 2))
         return order in (2, None) and sum(map(reading.carries, leaves)) == 1
+    if kind == "write":
+        return "dim" in named and "index" not in named
     if kind == "part":
         return any(name.startswith("dim") for name in named)
     if kind == "dropout":

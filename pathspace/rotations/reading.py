@@ -34,7 +34,7 @@ from ..inference.values import (
 from .coordinates import PAIRS, Demands, is_coordinate
 from .followed import follows
 from .layouts import equal_factors, narrowed, position, ranks_of
-from .turns import turned
+from .turns import pieces_of, turned
 
 Side = tuple[str, int]
 ALONE = "each of its features has a factor of its own"
@@ -202,25 +202,23 @@ class Spaces(Semantics):
             self.pin(free, "it acts on each feature alone")
             return _constants(self.place.result)
         result = rule(self, *args, **kwargs)
-        if facts.kind == "concatenation" and isinstance(result, Tensor):
-            return self._concatenated(args, result)
+        if facts.kind in ("concatenation", "write") and isinstance(result, Tensor):
+            return self._assembled(result)
         return result
 
-    def _concatenated(self, args: Any, result: Tensor) -> Tensor:
+    def _assembled(self, result: Tensor) -> Tensor:
         """Pieces of one tensor in another order are a turn; other pieces remain told apart."""
-        if not self.has_space(result):
-            return result
         node = self.place.node
-        if node is not None and (found := turned(node, result, self._seen)) is not None:
+        if node is None or not self.has_space(result):
+            self._fix(result, "it is put together from pieces")
+            return result
+        if (found := turned(node, result, self._seen)) is not None:
             source, rows = found
             if rows is not None:
                 self.demands.mark(source)
                 self.demands.turns.append(rows)
             return source
-        pieces, dim = args[0], args[1] if len(args) > 1 else 0
-        parts = [torch.full(piece.shape, number) for number, piece in enumerate(pieces)]
-        join = torch.cat if parts[0].dim() == result.dim() else torch.stack
-        self.demands.mark(result, narrowed(join(parts, dim), varying(result)))
+        self.demands.mark(result, narrowed(pieces_of(node), varying(result)))
         return result
 
     def has_space(self, value: Any) -> bool:

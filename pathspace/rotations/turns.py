@@ -32,7 +32,7 @@ def turned(
         seen: node -> coordinates.
     """
     pieces: Any = node.args[0]
-    if len(pieces) != 2:
+    if not isinstance(pieces, list | tuple) or len(pieces) != 2:
         return None
     (first, one), (second, other) = map(_source_of, pieces)
     source = None if first is None or first is not second else seen.get(first)
@@ -52,6 +52,17 @@ def turned(
         return None
     same = bool((rows[0] == rows[1]).all()) and len(torch.unique(rows[2])) == 1
     return source, None if same else rows.numpy()
+
+
+def pieces_of(node: fx.Node) -> Tensor:
+    """The number of the operand that each element of a concatenation, or of a write, is from."""
+    numbers = {
+        operand: torch.full(shape_of(operand.meta["val"]), number)
+        for number, operand in enumerate(node.all_input_nodes)
+    }
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)
+    made: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return made
 
 
 def _source_of(node: fx.Node) -> tuple[fx.Node | None, int]:
