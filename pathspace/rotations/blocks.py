@@ -137,16 +137,19 @@ class Solution:
         """How many times a coordinate is that of its basis, from the values of :attr:`gains`."""
         size = np.exp(self._relative(self._potentials(np.log(np.abs(gains)))))
         odd = self._relative(self._potentials((gains < 0).astype(np.int64))) % 2
-        return np.where(odd == 1, -size, size)
+        signed: Array = np.where(odd == 1, -size, size)
+        return signed
 
     def gains_of(self, classes: Array) -> Array:
         """Positions of the gains between coordinates of these classes."""
         _, right, _, gain = self._edges
         own = (gain >= 0) & np.isin(self.classes[right], classes)
-        return self.gains[np.unique(gain[own])]
+        found: Array = self.gains[np.unique(gain[own])]
+        return found
 
     def _relative(self, potentials: Array) -> Array:
-        return potentials - potentials[self._reference][self.classes]
+        relative: Array = potentials - potentials[self._reference][self.classes]
+        return relative
 
     # -- checks
 

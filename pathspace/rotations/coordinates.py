@@ -30,7 +30,8 @@ def mixed(numbers: Array) -> Array:
         numbers = (numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
         numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return numbers ^ (numbers >> np.uint64(31))
+        result: Array = numbers ^ (numbers >> np.uint64(31))
+    return result
 
 
 def is_coordinate(ids: Tensor) -> Tensor:

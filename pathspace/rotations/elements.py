@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .spaces import GROUPS, Space
+from .space import GROUPS, Space
 
 # largest departure of a given matrix from its group
 TOLERANCE = 1e-6
@@ -16,7 +16,8 @@ def orthogonal(size: int, generator: torch.Generator) -> Tensor:
     """A random orthogonal matrix, uniformly distributed; float64."""
     normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
     q, r = torch.linalg.qr(normal)
-    return q * r.diagonal().sign()
+    signed: Tensor = q * r.diagonal().sign()
+    return signed
 
 
 def hadamard(size: int, generator: torch.Generator) -> Tensor:
@@ -54,7 +55,8 @@ def _random(space: Space, generator: torch.Generator) -> Tensor:
             torch.cat([torch.ones(size, 1, dtype=torch.float64), first[:, 1:]], 1)
         )
         inner = torch.block_diag(torch.ones(1, 1).double(), orthogonal(size - 1, generator))
-        return basis @ inner @ basis.T
+        kept: Tensor = basis @ inner @ basis.T
+        return kept
     if space.group == "GL":
         stretch = torch.exp(0.5 * torch.randn(size, dtype=torch.float64, generator=generator))
         return (first * stretch) @ orthogonal(size, generator)
@@ -74,11 +76,9 @@ def turn_of(space: Space) -> Tensor:
 def _complex(space: Space, generator: torch.Generator) -> Tensor:
     turn = turn_of(space)
     normal = torch.randn(space.size, space.size, dtype=torch.float64, generator=generator)
-    if space.group == "unitary":
-        generated = normal - normal.T
-        return torch.linalg.matrix_exp((generated - turn @ generated @ turn) / 2)
-    linear = (normal - turn @ normal @ turn) / (2 * space.size**0.5)
-    return torch.linalg.matrix_exp(linear)
+    own = normal - normal.T if space.group == "unitary" else normal / space.size**0.5
+    element: Tensor = torch.linalg.matrix_exp((own - turn @ own @ turn) / 2)
+    return element
 
 
 def checked(space: Space, given: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _belongs(space: Space, matrix: Tensor) -> bool:
 
     if not bool(torch.isfinite(matrix).all()) or bool((torch.linalg.det(matrix) == 0).any()):
         return False
-    if space.group in ("O", "O1", "unitary") and not small(matrix @ matrix.mT - one):
+    if space.keeps_length and not small(matrix @ matrix.mT - one):
         return False
     if space.group == "O1" and not small(matrix.sum(-1) - 1):
         return False

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..inference.channels import varying
 from ..inference.registry import Facts, named_arguments
+from ..inference.semantics import Place
 from ..inference.values import Value, Weight, value_of
 
-if TYPE_CHECKING:
-    from .reading import Spaces
+
+class Features(Protocol):
+    """What is asked of the reading."""
+
+    place: Place
+
+    def has_space(self, value: Any) -> bool:
+        """Whether an activation has features."""
+
+    def carries(self, value: Any) -> bool:
+        """Whether a value is a weight, or has features."""
+
+    def is_product(self, ids: Tensor) -> bool:
+        """Whether some elements are products of two features."""
+
+    def scaled(self, value: Tensor, by: Tensor) -> Tensor:
+        """Features times constants."""
+
 
 # kind of operations -> the linearity that they must have to be followed
 FOLLOWED: Mapping[str, str] = {
     "copy": "", "movement": "jointly", "repetition": "jointly", "part": "", "split": "jointly",
-    "concatenation": "jointly", "write": "jointly", "padding": "jointly", "pick": "jointly", "choice": "jointly",
-    "sum": "jointly", "combination": "jointly", "total": "jointly", "mean": "jointly",
+    "concatenation": "jointly", "write": "jointly", "padding": "jointly", "pick": "jointly",
+    "choice": "jointly", "sum": "jointly", "combination": "jointly", "total": "jointly", "mean": "jointly",
     "product": "each", "contraction": "each", "convolution": "each", "quotient": "", "power": "",
     "norm": "", "normalisation": "", "softmax": "", "attention": "", "dropout": "",
 }  # fmt: skip
@@ -27,7 +44,9 @@ FOLLOWED: Mapping[str, str] = {
 OF_PRODUCTS = ("total", "mean", "copy", "movement")
 
 
-def follows(reading: Spaces, facts: Facts, args: Any, kwargs: Any, leaves: Sequence[Value]) -> bool:
+def follows(
+    reading: Features, facts: Facts, args: Any, kwargs: Any, leaves: Sequence[Value]
+) -> bool:
     """Whether the rule of an operation says, in the primitives, how features are mixed."""
     kind = facts.kind
     if kind not in FOLLOWED or FOLLOWED[kind] not in ("", facts.linear):
@@ -41,32 +60,29 @@ def follows(reading: Spaces, facts: Facts, args: Any, kwargs: Any, leaves: Seque
         others = [leaf for leaf in tensors if leaf.numel() > 1 and not reading.has_space(leaf)]
         if len(tensors) < len(leaves) and others:
             return False
-    if kind == "quotient":
-        return not reading.carries(args[1])
-    if kind == "power":
-        return reading.place.op == "aten.square" or named.get("exponent") == 2
-    if kind == "norm":
-        order = named.get("ord", named.get("p", 2))
-        return order in (2, None) and sum(map(reading.carries, leaves)) == 1
-    if kind == "write":
-        return "dim" in named and "index" not in named
-    if kind == "part":
-        return any(name.startswith("dim") for name in named)
-    if kind == "dropout":
-        return named.get("train") is False or named.get("p") == 0
-    if kind == "choice":
-        return _chosen(reading, args, named)
-    if kind == "pick":
-        return _at_one_dimension(leaves)
-    return True
+    checks: dict[str, Callable[[], bool]] = {
+        "quotient": lambda: not reading.carries(args[1]),
+        "power": lambda: reading.place.op == "aten.square" or named.get("exponent") == 2,
+        "norm": lambda: _is_length(named) and sum(map(reading.carries, leaves)) == 1,
+        "write": lambda: "dim" in named and "index" not in named,
+        "part": lambda: any(name.startswith("dim") for name in named),
+        "dropout": lambda: named.get("train") is False or named.get("p") == 0,
+        "choice": lambda: _chosen(reading, args, named),
+        "pick": lambda: _at_one_dimension(leaves),
+    }
+    return kind not in checks or checks[kind]()
 
 
-def _named(reading: Spaces, args: Any, kwargs: Any) -> dict[str, Any]:
+def _is_length(named: Mapping[str, Any]) -> bool:
+    return named.get("ord", named.get("p", 2)) in (2, None)
+
+
+def _named(reading: Features, args: Any, kwargs: Any) -> dict[str, Any]:
     node = reading.place.node
     return dict(kwargs) if node is None else named_arguments(node.target, args, kwargs)
 
 
-def _chosen(reading: Spaces, args: Any, named: Mapping[str, Any]) -> bool:
+def _chosen(reading: Features, args: Any, named: Mapping[str, Any]) -> bool:
     """A choice multiplies each operand by a mask, if the other one is zero or features, too."""
     mask = named.get("condition", named.get("mask"))
     if not isinstance(mask, Tensor) or reading.carries(mask):

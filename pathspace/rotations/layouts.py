@@ -37,7 +37,8 @@ def equal_factors(value: Tensor, by: Tensor, along: set[int], wide: Sequence[int
     columns = known.permute(*own, *rest).reshape(prod(known.shape[dim] for dim in own), -1)
     _, inverse = torch.unique(columns, dim=0, return_inverse=True)
     sizes = [known.shape[dim] if dim in own else 1 for dim in range(known.dim())]
-    return inverse.reshape(sizes)
+    labels: Tensor = inverse.reshape(sizes)
+    return labels
 
 
 def ranks_of(ids: Tensor, along: set[int]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .elements import checked, hadamard, random_element
-from .spaces import FeatureSpaces, Slice, Space
+from .space import FeatureSpaces, Slice, Space
 from .ties import names_of, set_parameters
 
 M = TypeVar("M", bound=nn.Module)
@@ -122,8 +122,12 @@ class Change:
         self._factors: np.ndarray | None = None
         for space in spaces.free:
             if space.name in matrices:
+                own = matrices[space.name]
+                # (of an orthogonal matrix both are the same)
+                duals = own if space.keeps_length else torch.linalg.inv(own).mT
                 for part in space.slices:
-                    self._parts.setdefault(part.parameter, []).append((part, matrices[space.name]))
+                    both = (part, duals if part.dual else own)
+                    self._parts.setdefault(part.parameter, []).append(both)
                 for name in space.gains:
                     self._folded.setdefault(name, []).append(spaces.gains_of(space, name))
 
@@ -145,14 +149,13 @@ class Change:
     def _turned(self, new: Tensor, part: Slice, matrix: Tensor) -> Tensor:
         """``A w / m`` for writers, ``A^-T w m`` for readers, along one dimension; ``m``: gains."""
         count, size = part.positions.shape
-        own = torch.linalg.inv(matrix).mT if part.dual else matrix
         rows = new.movedim(part.dim, 0)
         at = part.positions.reshape(-1)
         values = rows[at].reshape(count, size, -1)
         if self._folded:
             factor = torch.from_numpy(self.factors[part.coordinates])[..., None]
             values = values * (factor if part.dual != part.flipped else 1 / factor)
-        rows[at] = (own @ values).reshape(rows[at].shape)
+        rows[at] = (matrix @ values).reshape(rows[at].shape)
         return rows.movedim(0, part.dim)
 
     @property
