@@ -33,7 +33,7 @@ def hadamard(size: int, generator: torch.Generator) -> Tensor:
         )
     rest = size // len(matrix)
     signs = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
-    return torch.kron(matrix, orthogonal(rest, generator)) * signs
+    return torch.kron(matrix, orthogonal(rest, generator).contiguous()) * signs
 
 
 def random_element(space: Space, generator: torch.Generator) -> Tensor:

@@ -116,9 +116,7 @@ class Members:
             positions = torch.from_numpy(self.position[row]).reshape(count, size)
             coordinates = self.ids[row].reshape(count, size)
             reads = bool(self.reads[side])
-            slices.append(
-                Slice(name, dim, positions, bool(turned) ^ flip, reads, coordinates, flip)
-            )
+            slices.append(Slice(name, dim, positions, bool(turned) ^ flip, reads, coordinates))
         first = slices[writes[0]] if writes else slices[0]
         op, module, line, why = block.reason
         told = "; ".join(filter(None, (f"{op}: {why}" if op else why, module, line)))

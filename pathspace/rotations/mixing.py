@@ -115,7 +115,8 @@ class Spaces(Reading):
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True) if ids.dim() else []
         along = varying(ids) & set(wanted)
-        if along and self.has_space(ids):
+        facts = facts_of(self.place.op)
+        if self.has_space(ids) and (along or not (facts.linear or facts.kind == "attention")):
             self._summed(ids, along)
             ids = constant(ids.shape)
         elif along:
@@ -198,8 +199,8 @@ class Spaces(Reading):
             return constant(out_shape)
         if not bool((distinct(ids) == NEUTRAL).all()):
             self._meet(reads, ids, summed)
-        if beside and not varying(ids) & summed and self.has_space(ids):
-            # the features are beside the sum, which mixes positions
+        if self.has_space(ids) and not varying(ids) & summed:
+            # the features (perhaps a single one) are beside the sum, which mixes positions
             for view in writes:
                 self.hold(view, "it mixes positions")
             return self._out(ids, summed)

@@ -139,7 +139,7 @@ class Change:
     def of(self, name: str) -> Tensor:
         """The new numbers of a parameter, in its own type."""
         old = self.read(name)
-        new = old.detach().to("cpu", torch.float64, copy=True)
+        new = old.detach().to("cpu", torch.float64, copy=True).contiguous()
         for part, matrix in self._parts.get(name, ()):
             new = self._turned(new, part, matrix)
         for positions in self._folded.get(name, ()):
@@ -153,8 +153,9 @@ class Change:
         at = part.positions.reshape(-1)
         values = rows[at].reshape(count, size, -1)
         if self._folded:
-            factor = torch.from_numpy(self.factors[part.coordinates])[..., None]
-            values = values * (factor if part.dual != part.flipped else 1 / factor)
+            factor = torch.from_numpy(self.factors[part.coordinates])
+            duals = torch.from_numpy(self.spaces.solution.dual[part.coordinates])
+            values = values * torch.where(duals, factor, 1 / factor)[..., None]
         rows[at] = (matrix @ values).reshape(rows[at].shape)
         return rows.movedim(0, part.dim)
 

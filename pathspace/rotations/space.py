@@ -41,7 +41,6 @@ class Slice:
         dual: whether it is multiplied by ``A^-T`` (as readers are), not by ``A``.
         reads: whether a weight reads the features there.
         coordinates: the coordinates there.
-        flipped: whether the basis of the solution is dual to that of the space.
     """
 
     parameter: str
@@ -50,7 +49,6 @@ class Slice:
     dual: bool
     reads: bool
     coordinates: Array
-    flipped: bool
 
 
 @dataclass(frozen=True, eq=False)
