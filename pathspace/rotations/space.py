@@ -123,13 +123,18 @@ class FeatureSpaces(Shown):
 
     Attributes:
         spaces: those with a group first.
-        dimension: dimension of the group of all changes of basis.
+        solution: the demands of the network, solved.
+        offsets: parameter -> position of its first scalar.
+        sizes: parameter -> number of scalars.
+        ties: name of a parameter -> the first of its names.
+        shifts: gain -> the number that the model adds to it.
     """
 
     spaces: tuple[Space, ...]
     solution: Solution = field(repr=False)
     offsets: Mapping[str, int] = field(repr=False)
     sizes: Mapping[str, int] = field(repr=False)
+    ties: Mapping[str, str] = field(repr=False)
     shifts: Mapping[str, float] = field(repr=False)
 
     @property

@@ -18,7 +18,7 @@ from .blocks import Solution
 from .members import Members, merged, name_of
 from .mixing import Spaces
 from .space import FeatureSpaces
-from .ties import cut_ties
+from .ties import cut_ties, first_names
 
 
 def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> FeatureSpaces:
@@ -78,4 +78,4 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         taken.add(name)
         found[number] = replace(space, name=name, gains=gains)
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    return FeatureSpaces(tuple(found), solution, offsets, sizes, reading.shifts)
+    return FeatureSpaces(tuple(found), solution, offsets, sizes, first_names(model), reading.shifts)

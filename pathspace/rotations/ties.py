@@ -41,6 +41,14 @@ def names_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter -> the first one."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name) for name, parameter in names_of(model).items()
+    }
+
+
 @torch.no_grad()
 def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
     """Write numbers into parameters; one with several names is cut where these differ."""
