@@ -36,9 +36,10 @@ class Features(Protocol):
 FOLLOWED: Mapping[str, str] = {
     "copy": "", "movement": "jointly", "repetition": "jointly", "part": "", "split": "jointly",
     "concatenation": "jointly", "write": "jointly", "padding": "jointly", "pick": "jointly",
-    "choice": "jointly", "sum": "jointly", "combination": "jointly", "total": "jointly", "mean": "jointly",
-    "product": "each", "contraction": "each", "convolution": "each", "quotient": "", "power": "",
-    "norm": "", "normalisation": "", "softmax": "", "attention": "", "dropout": "",
+    "choice": "jointly", "sum": "jointly", "combination": "jointly", "total": "jointly",
+    "mean": "jointly", "product": "each", "contraction": "each", "convolution": "each",
+    "quotient": "", "power": "", "norm": "", "normalisation": "", "softmax": "", "attention": "",
+    "dropout": "",
 }  # fmt: skip
 # of these an operand may be a product of two features
 OF_PRODUCTS = ("total", "mean", "copy", "movement")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -76,6 +77,11 @@ class Space(Shown):
     signs: Array | None = field(default=None, repr=False)
     classes: Array = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The facts by name, without positions."""
+        told = ("name", "group", "size", "count", "dimension", "writers", "readers", "gains")
+        return {name: getattr(self, name) for name in (*told, "reason")}
+
     @property
     def dimension(self) -> int:
         """Dimension of the group: how many numbers choose a matrix.
@@ -109,12 +115,15 @@ class Space(Shown):
         """Parameters that read the features."""
         return list(dict.fromkeys(part.parameter for part in self.slices if part.reads))
 
+    @property
+    def label(self) -> str:
+        """The group with the size and number of matrices: ``GL(64) x 3``."""
+        size = f"({self.size})" if self.group not in ("scales", "rigid") else ""
+        times = f" x {self.count:,}" if self.count > 1 or not size else ""
+        return f"{self.group}{size}{times}"
+
     def __repr__(self) -> str:
-        times = f" x {self.count}" if self.count > 1 else ""
-        label = (
-            f"{self.group}({self.size})" if self.group not in ("scales", "rigid") else self.group
-        )
-        return f"Space({self.name!r}, {label}{times})"
+        return f"Space({self.name!r}, {self.label})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -198,15 +207,25 @@ class FeatureSpaces(Shown):
         )
 
     def __rich__(self) -> Table:
+        """A row for all spaces whose names differ in the number of the layer alone."""
         from rich.table import Table
 
         table = Table(title=repr(self), title_justify="left")
-        for column in ("space", "group", "matrices", "writers", "readers", "reason or gains"):
+        for column in ("space", "group", "times", "dimension", "gains to fold, or why it is rigid"):
             table.add_column(column, overflow="fold")
+        alike: dict[tuple[str, str, str], list[Space]] = {}
         for space in self.spaces:
-            label = space.group if space.size == 1 else f"{space.group}({space.size})"
-            table.add_row(
-                space.name, label, f"{space.count:,}", f"{len(space.writers)}",
-                f"{len(space.readers)}", space.reason or ", ".join(space.gains),
-            )  # fmt: skip
+            told = space.reason.partition("; ")[0] or ", ".join(space.gains[:1])
+            key = (_of_all_layers(space.name), space.label, _of_all_layers(told))
+            alike.setdefault(key, []).append(space)
+        for (name, label, told), group in alike.items():
+            dimension = sum(space.dimension for space in group)
+            more = len(group[0].gains) - 1
+            told += f" and {more} more" if more > 0 else ""
+            table.add_row(name, label, f"{len(group)}", f"{dimension:,}" if dimension else "", told)
         return table
+
+
+def _of_all_layers(name: str) -> str:
+    """A name with ``*`` for the number of a layer."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
