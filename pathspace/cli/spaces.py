@@ -16,7 +16,7 @@ from .options import InputOption, JsonOption, SeedOption, TargetArgument, TrainO
 from .progress import deliver, loading, tell
 
 # how elements of groups are chosen
-Element = StrEnum("Element", ["hadamard", "random"])
+Matrices = StrEnum("Matrices", ["hadamard", "random"])
 
 
 def spaces(
@@ -43,14 +43,14 @@ def rotate(
     source: Source,
     destination: Destination = None,
     by: Annotated[
-        Element,
+        Matrices,
         typer.Option(
             help=(
                 "Hadamard matrices with random signs where any orthogonal matrix is allowed, or a"
                 " random element of the group of every space."
             )
         ),
-    ] = Element.hadamard,
+    ] = Matrices.hadamard,
     inputs: InputOption = None,
     seed: SeedOption = 0,
 ) -> None:

@@ -12,7 +12,7 @@ from .coordinates import Array, Demands, mixed
 
 
 @dataclass(frozen=True)
-class Block:
+class MixedBlock:
     """Coordinates that one matrix mixes.
 
     Attributes:
@@ -32,7 +32,7 @@ class Block:
     reason: tuple[str, str, str, str] = ("", "", "", "")
 
 
-class Solution:
+class SolvedDemands:
     """The demands of a network, solved.
 
     Attributes:
@@ -214,7 +214,7 @@ class Solution:
 
     # -- blocks
 
-    def _blocks(self) -> list[Block]:
+    def _blocks(self) -> list[MixedBlock]:
         free = np.flatnonzero(self._why < 0)
         _, which = np.unique(self._signature[:, free], axis=1, return_inverse=True)
         order = np.argsort(which.reshape(-1), kind="stable")
@@ -225,13 +225,13 @@ class Solution:
         if len(single[bound]):
             found.append(self._rigid(single[bound], "its length is taken"))
         if len(single[~bound]):
-            found.append(Block("scales", single[~bound]))
+            found.append(MixedBlock("scales", single[~bound]))
         for reason in np.unique(self._why[self._why >= 0]).tolist():
             own = np.flatnonzero(self._why == reason)
-            found.append(Block("rigid", own, reason=self.demands.reasons[reason]))
+            found.append(MixedBlock("rigid", own, reason=self.demands.reasons[reason]))
         return found
 
-    def _block(self, classes: Array) -> Block:
+    def _block(self, classes: Array) -> MixedBlock:
         orthogonal, ones = self._orthogonal[classes], self._ones[classes]
         if orthogonal.any() != orthogonal.all() or ones.any() != ones.all():
             return self._rigid(classes, "lengths of some of its coordinates are taken")
@@ -241,12 +241,12 @@ class Solution:
         least = 3 if ones[0] else 2
         if orthogonal[0] and len(classes) < least:
             return self._rigid(classes, "its length is taken")
-        return Block("O1" if ones[0] else "O" if orthogonal[0] else "GL", classes)
+        return MixedBlock("O1" if ones[0] else "O" if orthogonal[0] else "GL", classes)
 
-    def _rigid(self, classes: Array, why: str) -> Block:
-        return Block("rigid", classes, reason=("", "", "", why))
+    def _rigid(self, classes: Array, why: str) -> MixedBlock:
+        return MixedBlock("rigid", classes, reason=("", "", "", why))
 
-    def _complex(self, classes: Array, turned: list[tuple[int, int] | None]) -> Block:
+    def _complex(self, classes: Array, turned: list[tuple[int, int] | None]) -> MixedBlock:
         place = {int(one): number for number, one in enumerate(classes)}
         partners = np.array([-1 if turn is None else place.get(turn[0], -1) for turn in turned])
         signs = np.array([0 if turn is None else turn[1] for turn in turned])
@@ -255,4 +255,4 @@ class Solution:
         if not again or (signs * signs[partners] != -1).any():
             return self._rigid(classes, "its coordinates are turned, but not in pairs")
         group = "unitary" if self._orthogonal[classes[0]] else "complex"
-        return Block(group, classes, partners, signs)
+        return MixedBlock(group, classes, partners, signs)

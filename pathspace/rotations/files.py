@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..files.checkpoints import Change as PieceChange
-from ..files.checkpoints import Checkpoint
+from ..files.checkpoints import Change, Checkpoint
 from ..files.writing import replacing
-from .rotate import Change, Element, matrices
+from .rotate import BasisChange, Element, matrices
 from .space import FeatureSpaces
 
 
@@ -65,7 +64,7 @@ def rotate_files(
     chosen = matrices(spaces, elements, seed)
     checkpoint = Checkpoint.open(source)
     stored = _Stored(spaces, checkpoint)
-    change = Change(spaces, chosen, stored.read)
+    change = BasisChange(spaces, chosen, stored.read)
     added = {
         name: stored.keys[name]
         for name, first in spaces.ties.items()
@@ -73,7 +72,7 @@ def rotate_files(
         and {name, first} & change.names
         and not torch.equal(_new(change, name), _new(change, first))
     }  # fmt: skip
-    changes: dict[str, PieceChange] = {}
+    changes: dict[str, Change] = {}
     for name in sorted(change.names):
         if name in added:
             changes[name] = _pieces(change, name)
@@ -114,11 +113,11 @@ class _Stored:
         return torch.cat([piece.reshape(piece.shape or (1,)) for _, piece in file.pieces(key)])
 
 
-def _new(change: Change, name: str) -> Tensor:
+def _new(change: BasisChange, name: str) -> Tensor:
     return change.of(name) if name in change.names else change.read(name)
 
 
-def _pieces(change: Change, name: str) -> PieceChange:
+def _pieces(change: BasisChange, name: str) -> Change:
     """The new numbers piece by piece; the whole tensor is held while it is written."""
     held: list[Tensor] = []
 

@@ -20,7 +20,7 @@ def narrowed(tensor: Tensor, along: set[int]) -> Tensor:
     return tensor
 
 
-def position(shape: Sequence[int], dims: Sequence[int]) -> Tensor:
+def numbered(shape: Sequence[int], dims: Sequence[int]) -> Tensor:
     """A number for every position along some dimensions."""
     sizes = [shape[dim] if dim in dims else 1 for dim in range(len(shape))]
     return torch.arange(prod(sizes)).reshape(sizes)
@@ -30,7 +30,7 @@ def equal_factors(value: Tensor, by: Tensor, along: set[int], wide: Sequence[int
     """Equal for features that have equal factors: known ones by value, others by position."""
     small, known = distinct(value), value_of(by)
     if known is None:
-        return position(small.shape, wide)
+        return numbered(small.shape, wide)
     known = known.reshape([1] * (value.dim() - known.dim()) + list(known.shape))
     own = sorted(dim for dim in along if known.shape[dim] > 1)
     rest = [dim for dim in range(known.dim()) if dim not in own]

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .blocks import Block, Solution
+from ..inference.channels import Side
+from .blocks import MixedBlock, SolvedDemands
 from .coordinates import Array, mixed
-from .reading import Side
-from .space import Slice, Space
+from .space import FeatureSlice, Space
 
 
-def name_of(space: Space, shapes: Mapping[str, tuple[int, ...]], taken: set[str]) -> str:
+def space_name(space: Space, shapes: Mapping[str, tuple[int, ...]], taken: set[str]) -> str:
     """The first writer, with the positions there if they are only some."""
     first = next((part for part in space.slices if not part.reads), space.slices[0])
     place = (first.parameter, first.dim, first.reads)
@@ -35,7 +35,10 @@ class Members:
     """Positions along dimensions of parameters, by class."""
 
     def __init__(
-        self, sides: Mapping[Side, Tensor], solution: Solution, reads: frozenset[Side] | set[Side]
+        self,
+        sides: Mapping[Side, Tensor],
+        solution: SolvedDemands,
+        reads: frozenset[Side] | set[Side],
     ) -> None:
         self.solution, self.names = solution, list(sides)
         self.reads = np.array([side in reads for side in self.names], bool)
@@ -49,7 +52,7 @@ class Members:
         self.classes = classes[order]
         self.marks = solution.demands.marks_with_neighbours()
 
-    def spaces_of(self, block: Block) -> list[Space]:
+    def spaces_of(self, block: MixedBlock) -> list[Space]:
         """The spaces of a block: one, or several if each feature has a group of its own."""
         rows, numbers = self._rows(block.classes)
         if not len(rows):
@@ -67,7 +70,7 @@ class Members:
         if not whole:
             why = "copies of its features cannot be told apart"
             return self._single(
-                Block("rigid", block.classes, reason=("", "", "", why)), rows, numbers
+                MixedBlock("rigid", block.classes, reason=("", "", "", why)), rows, numbers
             )
         order = np.lexsort((self.position[parts].min(1), self.side[parts[:, 0]]))
         return [self._space(block, parts[order], size)]
@@ -84,7 +87,7 @@ class Members:
         dual: Array = self.solution.dual[self.ids[rows]]
         return dual
 
-    def _single(self, block: Block, rows: Array, numbers: Array) -> list[Space]:
+    def _single(self, block: MixedBlock, rows: Array, numbers: Array) -> list[Space]:
         """Features with the same slices together."""
         with np.errstate(over="ignore"):
             kinds = np.zeros(len(block.classes), np.uint64)
@@ -104,7 +107,7 @@ class Members:
             found.append(self._space(block, np.stack(parts), 1, own))
         return found
 
-    def _space(self, block: Block, parts: Array, size: int, own: Array | None = None) -> Space:
+    def _space(self, block: MixedBlock, parts: Array, size: int, own: Array | None = None) -> Space:
         count = parts.shape[1] // size
         dual = self._dual(parts[:, 0])
         writes = [k for k in range(len(parts)) if not self.reads[self.side[parts[k, 0]]]]
@@ -116,7 +119,9 @@ class Members:
             positions = torch.from_numpy(self.position[row]).reshape(count, size)
             coordinates = self.ids[row].reshape(count, size)
             reads = bool(self.reads[side])
-            slices.append(Slice(name, dim, positions, bool(turned) ^ flip, reads, coordinates))
+            slices.append(
+                FeatureSlice(name, dim, positions, bool(turned) ^ flip, reads, coordinates)
+            )
         first = slices[writes[0]] if writes else slices[0]
         op, module, line, why = block.reason
         told = "; ".join(filter(None, (f"{op}: {why}" if op else why, module, line)))

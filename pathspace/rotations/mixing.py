@@ -25,7 +25,7 @@ from ..inference.values import (
     distinct,
 )
 from .coordinates import is_coordinate
-from .layouts import equal_factors, narrowed, position, ranks_of
+from .layouts import equal_factors, narrowed, numbered, ranks_of
 from .reading import Reading
 
 ALONE = "each of its features has a factor of its own"
@@ -134,7 +134,7 @@ class Spaces(Reading):
     def _summed(self, ids: Tensor, along: set[int]) -> None:
         kind = facts_of(self.place.op).kind
         rest = varying(ids) - along
-        labels = position(distinct(ids).shape, sorted(rest))
+        labels = numbered(distinct(ids).shape, sorted(rest))
         if self.is_product(ids):
             if bool((is_coordinate(distinct(ids))).any()):
                 self.hold(ids, "squares are added to something else")
@@ -171,7 +171,7 @@ class Spaces(Reading):
         if not along & wanted or self.is_product(ids) or bool((small == ROOT).any()):
             self.hold(ids, "each of its features is normalised alone")
             return constant(ids.shape)
-        labels = position(small.shape, sorted(along - wanted))
+        labels = numbered(small.shape, sorted(along - wanted))
         self._normed(ids, labels, mean=not self.place.op.endswith("rms_norm"))
         return ids
 
@@ -247,7 +247,7 @@ class Spaces(Reading):
             for part in (view, ids):
                 self.hold(part, "it reads features together with what does not change")
             return
-        self.demands.mark(ids, position(small.shape, rest))
+        self.demands.mark(ids, numbered(small.shape, rest))
         self.demands.mark(view, ranks if not rest else None)
         self.demands.unify(ids, view, dual=True)
 
@@ -258,7 +258,7 @@ class Spaces(Reading):
         own, name = varying(places), weight.name
         if own < along:
             # one factor for many features
-            self.demands.mark(ids, position(distinct(ids).shape, sorted(own)))
+            self.demands.mark(ids, numbered(distinct(ids).shape, sorted(own)))
             return ids
         twice = name is not None and self.shifts.setdefault(name, weight.shift) != weight.shift
         plain = bool(is_coordinate(distinct(ids)).all())

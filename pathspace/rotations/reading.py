@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..inference.channels import varying
+from ..inference.channels import Side, varying
 from ..inference.registry import facts_of
 from ..inference.semantics import Place, Semantics
 from ..inference.values import (
@@ -34,8 +34,6 @@ from .coordinates import PAIRS, Demands
 from .followed import follows
 from .layouts import narrowed
 from .turns import pieces_of, turned
-
-Side = tuple[str, int]
 
 
 class Reading(Semantics):

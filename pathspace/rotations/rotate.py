@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .elements import checked, hadamard, random_element
-from .space import FeatureSpaces, Slice, Space
+from .space import FeatureSlice, FeatureSpaces, Space
 from .ties import names_of, set_parameters
 
 M = TypeVar("M", bound=nn.Module)
@@ -54,7 +54,7 @@ def rotate_(
         >>> torch.allclose(model(x), before, atol=1e-5)
         True
     """
-    change = Change(spaces, matrices(spaces, elements, seed), lambda name: own[name])
+    change = BasisChange(spaces, matrices(spaces, elements, seed), lambda name: own[name])
     own = {name: parameter.detach() for name, parameter in names_of(model).items()}
     if missing := sorted(change.names - own.keys()):
         raise InputError(
@@ -104,7 +104,7 @@ def _element(space: Space, element: Element, generator: torch.Generator) -> Tens
     return torch.stack([hadamard(space.size, generator) for _ in range(space.count)])
 
 
-class Change:
+class BasisChange:
     """A change of basis, parameter by parameter.
 
     Args:
@@ -117,7 +117,7 @@ class Change:
         self, spaces: FeatureSpaces, matrices: Mapping[str, Tensor], read: Callable[[str], Tensor]
     ) -> None:
         self.spaces, self.read = spaces, read
-        self._parts: dict[str, list[tuple[Slice, Tensor]]] = {}
+        self._parts: dict[str, list[tuple[FeatureSlice, Tensor]]] = {}
         self._folded: dict[str, list[np.ndarray]] = {}
         self._factors: np.ndarray | None = None
         for space in spaces.free:
@@ -146,7 +146,7 @@ class Change:
             new.view(-1)[torch.from_numpy(positions)] = 1.0 - self.spaces.shifts[name]
         return new.to(old)
 
-    def _turned(self, new: Tensor, part: Slice, matrix: Tensor) -> Tensor:
+    def _turned(self, new: Tensor, part: FeatureSlice, matrix: Tensor) -> Tensor:
         """``A w / m`` for writers, ``A^-T w m`` for readers, along one dimension; ``m``: gains."""
         count, size = part.positions.shape
         rows = new.movedim(part.dim, 0)

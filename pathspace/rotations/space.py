@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..shown import Shown
-from .blocks import Solution
+from .blocks import SolvedDemands
 from .coordinates import Array
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ GROUPS: dict[str, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
+class FeatureSlice:
     """Positions along a dimension of a parameter that one space writes or reads.
 
     Attributes:
@@ -70,7 +70,7 @@ class Space(Shown):
     group: str
     size: int
     count: int
-    slices: tuple[Slice, ...]
+    slices: tuple[FeatureSlice, ...]
     gains: tuple[str, ...] = ()
     reason: str = ""
     partners: Array | None = field(default=None, repr=False)
@@ -140,7 +140,7 @@ class FeatureSpaces(Shown):
     """
 
     spaces: tuple[Space, ...]
-    solution: Solution = field(repr=False)
+    solution: SolvedDemands = field(repr=False)
     offsets: Mapping[str, int] = field(repr=False)
     sizes: Mapping[str, int] = field(repr=False)
     ties: Mapping[str, str] = field(repr=False)

@@ -14,8 +14,8 @@ from torch import nn
 from ..capture.capture import capture
 from ..inference.interpreter import interpret, scalar_offsets
 from ..models.values import has_values
-from .blocks import Solution
-from .members import Members, merged, name_of
+from .blocks import SolvedDemands
+from .members import Members, merged, space_name
 from .mixing import Spaces
 from .space import FeatureSpaces
 from .ties import cut_ties, first_names
@@ -62,7 +62,7 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         for name in reading.shifts
         if any(side[0] == name for side in reading.sides)
     ]
-    solution = Solution(
+    solution = SolvedDemands(
         reading.demands, np.concatenate(used_twice) if used_twice else np.zeros(0, np.int64)
     )
     members = Members(reading.sides, solution, reading.reads)
@@ -74,7 +74,7 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
     for number, space in enumerate(found):
         at = np.searchsorted(starts, solution.gains_of(space.classes), side="right") - 1
         gains = tuple(names[index] for index in np.unique(at)) if space.group != "rigid" else ()
-        name = name_of(space, shapes, taken)
+        name = space_name(space, shapes, taken)
         taken.add(name)
         found[number] = replace(space, name=name, gains=gains)
     sizes = {name: prod(shape) for name, shape in shapes.items()}

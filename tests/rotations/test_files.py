@@ -64,7 +64,7 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
     found = ps.spaces(model, torch.ones(3))
     save_file({"0.weight": torch.ones(8, 3)}, tmp_path / "part.safetensors")
-    with pytest.raises(InputError, match="no tensor '0.bias'"):
+    with pytest.raises(InputError, match=r"no tensor '0.bias'"):
         ps.rotate_files(found, "random", tmp_path / "part.safetensors", tmp_path / "x.safetensors")
     other = {name: torch.ones(5) for name in model.state_dict()}
     save_file(other, tmp_path / "other.safetensors")

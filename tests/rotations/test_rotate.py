@@ -152,5 +152,5 @@ def test_a_matrix_outside_of_its_group_is_refused() -> None:
 
 def test_another_model_is_refused() -> None:
     found = ps.spaces(chain(), X)
-    with pytest.raises(InputError, match="no parameter '0.bias' in Linear"):
+    with pytest.raises(InputError, match=r"no parameter '0.bias' in Linear"):
         ps.rotate_(nn.Linear(3, 2), found, "random")
