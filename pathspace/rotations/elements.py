@@ -85,7 +85,7 @@ def checked(space: Space, given: Tensor) -> Tensor:
     """A given element as ``(count, size, size)`` in float64.
 
     Raises:
-        InputError: the shape is wrong, or the matrix is no element of the group.
+        InputError: the shape is wrong, or the matrix is not an element of the group.
     """
     count, size = space.count, space.size
     matrix = given.detach().to("cpu")
