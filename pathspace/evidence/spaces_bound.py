@@ -1,8 +1,8 @@
 """An upper bound on the dimension of all changes of basis, by infinitesimal generators.
 
 For each space of ``n`` features let ``X`` be any ``n x n`` matrix: writers move by ``X w``, readers
-by ``-w X``. It is a symmetry if ``<grad_w <u, f>, dw(X)> = 0`` for all weights, inputs and cotangents ``u``.
-Each sample is one equation for the entries of all ``X`` together, so that
+by ``-w X``. It is a symmetry if ``<grad_w <u, f>, dw(X)> = 0`` for all weights, inputs and
+cotangents ``u``. Each sample is one equation for the entries of all ``X`` together, so that
 
     ``dimension <= number of entries - rank of the samples``
 
