@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -30,6 +31,13 @@ class MixedBlock:
     partners: Array | None = None
     signs: Array | None = None
     reason: tuple[str, str, str, str] = ("", "", "", "")
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal for blocks of one group, size and turn (scales and rigid ones are alone)."""
+        turn = () if self.partners is None else (*self.partners, *self.signs)  # type: ignore[misc]
+        alone = id(self) if self.group in ("scales", "rigid") else 0
+        return (self.group, len(self.classes), turn, alone)
 
 
 class SolvedDemands:

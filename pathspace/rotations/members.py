@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,34 +46,61 @@ class Members:
         ids = np.concatenate([ids.numpy() for ids in sides.values()]) if sides else np.zeros(0, int)
         side = np.repeat(np.arange(len(lengths)), lengths)
         position = np.concatenate([np.arange(n) for n in lengths]) if sides else ids
-        classes = solution.classes[ids]
+        classes = solution.classes[ids].astype(np.int64)
         order = np.argsort(classes, kind="stable")
         self.ids, self.side, self.position = ids[order], side[order], position[order]
         self.classes = classes[order]
         self.marks = solution.demands.marks_with_neighbours()
 
-    def spaces_of(self, block: MixedBlock) -> list[Space]:
-        """The spaces of a block: one, or several if each feature has a group of its own."""
-        rows, numbers = self._rows(block.classes)
+    def spaces_of(self, blocks: Sequence[MixedBlock]) -> list[Space]:
+        """The spaces of blocks of one group, size and turn; one for those with equal slices."""
+        first, size = blocks[0], len(blocks[0].classes)
+        classes = np.concatenate([block.classes for block in blocks])
+        rows, numbers = self._rows(classes)
         if not len(rows):
             return []
-        if block.group in ("scales", "rigid"):
-            return self._single(block, rows, numbers)
+        if first.group in ("scales", "rigid"):
+            return self._single(first, rows, numbers)
+        own, inner = np.divmod(numbers, size)
         marks = self.marks[self.ids[rows]]
-        order = np.lexsort((numbers, marks, self.side[rows]))
-        rows, numbers, marks = rows[order], numbers[order], marks[order]
-        size = len(block.classes)
-        whole = len(rows) % size == 0 and bool((numbers.reshape(-1, size) == np.arange(size)).all())
-        parts = rows.reshape(-1, size) if whole else rows.reshape(1, -1)
-        for numbered in (self.side[parts], marks.reshape(parts.shape), self._dual(parts)):
-            whole = whole and bool((numbered == numbered[:, :1]).all())
-        if not whole:
-            why = "copies of its features cannot be told apart"
-            return self._single(
-                MixedBlock("rigid", block.classes, reason=("", "", "", why)), rows, numbers
-            )
-        order = np.lexsort((self.position[parts].min(1), self.side[parts[:, 0]]))
-        return [self._space(block, parts[order], size)]
+        order = np.lexsort((inner, marks, self.side[rows], own))
+        rows, own, inner, marks = rows[order], own[order], inner[order], marks[order]
+        # (a block has all its coordinates equally often, in each slice once)
+        whole = np.bincount(own, minlength=len(blocks)) % size == 0
+        inside = whole[own]
+        parts, of_block = rows[inside].reshape(-1, size), own[inside][::size]
+        alike = (inner[inside].reshape(-1, size) == np.arange(size)).all(1)
+        for numbered in (self.side[parts], marks[inside].reshape(-1, size), self._dual(parts)):
+            alike &= (numbered == numbered[:, :1]).all(1)
+        whole[of_block[~alike]] = False
+        found = self._of_families(first, classes.reshape(-1, size), parts, of_block, whole)
+        if not whole.all():
+            why = ("", "", "", "copies of its features cannot be told apart")
+            broken = classes.reshape(-1, size)[~whole].reshape(-1)
+            rigid = MixedBlock("rigid", broken, reason=why)
+            found += self._single(rigid, *self._rows(broken))
+        return found
+
+    def _of_families(
+        self, block: MixedBlock, classes: Array, parts: Array, of_block: Array, whole: Array
+    ) -> list[Space]:
+        """One space for all blocks with the same slices."""
+        kept = whole[of_block]
+        parts, of_block = parts[kept], of_block[kept]
+        order = np.lexsort((self.position[parts].min(1), self.side[parts[:, 0]], of_block))
+        parts, of_block = parts[order], of_block[order]
+        keys = 2 * self.side[parts[:, 0]] + self._dual(parts[:, 0])
+        blocks, start, count = np.unique(of_block, return_index=True, return_counts=True)
+        found = []
+        for length in np.unique(count).tolist():
+            at = start[count == length, None] + np.arange(length)
+            kinds, which = np.unique(keys[at], axis=0, return_inverse=True)
+            for kind in range(len(kinds)):
+                mine = which.reshape(-1) == kind
+                family = parts[at[mine]].transpose(1, 0, 2).reshape(length, -1)
+                own = classes[blocks[count == length][mine]].reshape(-1)
+                found.append(self._space(block, family, classes.shape[1], own))
+        return found
 
     def _rows(self, classes: Array) -> tuple[Array, Array]:
         """Members of classes, and the number of the class of each."""
@@ -104,10 +131,10 @@ class Members:
             for side in np.unique(self.side[mine]):
                 here = mine[self.side[mine] == side].reshape(len(own), -1)
                 parts += [here[:, column] for column in range(here.shape[1])]
-            found.append(self._space(block, np.stack(parts), 1, own))
+            found.append(self._space(block, np.stack(parts), 1, block.classes[own]))
         return found
 
-    def _space(self, block: MixedBlock, parts: Array, size: int, own: Array | None = None) -> Space:
+    def _space(self, block: MixedBlock, parts: Array, size: int, classes: Array) -> Space:
         count = parts.shape[1] // size
         dual = self._dual(parts[:, 0])
         writes = [k for k in range(len(parts)) if not self.reads[self.side[parts[k, 0]]]]
@@ -125,7 +152,6 @@ class Members:
         first = slices[writes[0]] if writes else slices[0]
         op, module, line, why = block.reason
         told = "; ".join(filter(None, (f"{op}: {why}" if op else why, module, line)))
-        classes = block.classes if own is None else block.classes[own]
         return Space(
             first.parameter, block.group, size, count, tuple(slices), (), told,
             block.partners, block.signs, classes,

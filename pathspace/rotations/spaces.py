@@ -14,7 +14,7 @@ from torch import nn
 from ..capture.capture import capture
 from ..inference.interpreter import interpret, scalar_offsets
 from ..models.values import has_values
-from .blocks import SolvedDemands
+from .blocks import MixedBlock, SolvedDemands
 from .members import Members, merged, space_name
 from .mixing import Spaces
 from .space import FeatureSpaces
@@ -66,7 +66,10 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         reading.demands, np.concatenate(used_twice) if used_twice else np.zeros(0, np.int64)
     )
     members = Members(reading.sides, solution, reading.reads)
-    found = merged([space for block in solution.blocks for space in members.spaces_of(block)])
+    alike: dict[Any, list[MixedBlock]] = {}
+    for block in solution.blocks:
+        alike.setdefault(block.kind, []).append(block)
+    found = merged([space for blocks in alike.values() for space in members.spaces_of(blocks)])
     order = {name: number for number, name in enumerate(captured.parameters)}
     found.sort(key=lambda space: (space.group == "rigid", order[space.slices[0].parameter]))
     starts, names = np.array(list(offsets.values())), list(offsets)
