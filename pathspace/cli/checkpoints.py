@@ -39,7 +39,7 @@ ExactOption = Annotated[
 ]
 
 
-def _three(target: str, source: str, destination: str | None) -> tuple[str, str, str]:
+def three_arguments(target: str, source: str, destination: str | None) -> tuple[str, str, str]:
     """Target, source and destination, where the first may have been left out."""
     if destination is None:
         return f"transformers:{target}", target, source
@@ -47,7 +47,7 @@ def _three(target: str, source: str, destination: str | None) -> tuple[str, str,
 
 
 @contextmanager
-def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
+def checkpoint_place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
     """Where the new checkpoint is written: the destination, or a file whose bytes go to
     standard output for ``-``.
     """
@@ -92,9 +92,9 @@ def rescale(
     """
     from ..files.tensor_files import read_saved
 
-    target, source, destination = _three(target, source, destination)
+    target, source, destination = three_arguments(target, source, destination)
     with (
-        _place("rescale", source, destination) as place,
+        checkpoint_place("rescale", source, destination) as place,
         loading(target, inputs, "Tracing and rescaling", seed=seed) as loaded,
     ):
         graph = loaded.call(ps.trace)
@@ -133,10 +133,10 @@ def balance(
     """
     from ..files.writing import STDOUT, expect_outputs
 
-    target, source, destination = _three(target, source, destination)
+    target, source, destination = three_arguments(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
     with (
-        _place("balance", source, destination) as place,
+        checkpoint_place("balance", source, destination) as place,
         loading(target, inputs, "Tracing and balancing", seed=seed) as loaded,
     ):
         graph = loaded.call(ps.trace)

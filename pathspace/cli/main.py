@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from . import channels, checkpoints, fitting, graphs
+from . import channels, checkpoints, fitting, graphs, spaces
 from .errors import ErrorSentenceGroup, guarded, say
 
 _GROUP = "pathspace.commands"
@@ -68,7 +68,7 @@ def root(
     """
 
 
-for _commands in (graphs, checkpoints, fitting, channels):
+for _commands in (graphs, checkpoints, fitting, channels, spaces):
     for _command in _commands.COMMANDS:
         app.command()(_command)
 

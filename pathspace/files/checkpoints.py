@@ -114,7 +114,11 @@ class Checkpoint:
         return found
 
     def rewrite(
-        self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str
+        self,
+        destination: str | os.PathLike[str],
+        changes: Mapping[str, Change],
+        job: str,
+        added: Mapping[str, str] | None = None,
     ) -> None:
         """Write the checkpoint again, some of its tensors changed piece by piece.
 
@@ -126,7 +130,9 @@ class Checkpoint:
             destination: a file for a file, a folder for a folder.
             changes: tensor name -> what becomes of a slice of it.
             job: what tells this change from any other.
+            added: name of a new tensor -> the one in the checkpoint that it is made of.
         """
+        added = added or {}
         destination = Path(destination)
         if destination.resolve() == self.path.resolve():
             raise InputError(
@@ -134,7 +140,7 @@ class Checkpoint:
             )
         if not self.path.is_dir():
             ensure_writable(destination)
-            _rewritten(self.files[0], destination, changes)
+            _rewritten(self.files[0], destination, changes, added)
             return
         make_folder(destination)
         journal = destination / JOURNAL
@@ -150,7 +156,7 @@ class Checkpoint:
             target = destination / file.path.name
             if file.path.name in done and target.is_file() and not target.is_symlink():
                 continue
-            _rewritten(file, target, changes)
+            _rewritten(file, target, changes, added)
             done.append(file.path.name)
             with replacing(journal, alone=True) as temporary:
                 temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
@@ -163,8 +169,20 @@ class Checkpoint:
                 shutil.copy2(beside, target)
         if self.index is not None:
             with replacing(destination / self.index_name, alone=True) as temporary:
-                temporary.write_text(self.index, encoding="utf-8")
+                temporary.write_text(self._index_with(added), encoding="utf-8")
         journal.unlink(missing_ok=True)
+
+    def _index_with(self, added: Mapping[str, str]) -> str:
+        """The text of the index, with new tensors in it."""
+        assert self.index is not None
+        if not added:
+            return self.index
+        index, places = json.loads(self.index), self.places()
+        for name, source in added.items():
+            index["weight_map"][name] = index["weight_map"][source]
+            if "total_size" in index.get("metadata", {}):
+                index["metadata"]["total_size"] += places[source].entries[source].size
+        return json.dumps(index, indent=2) + "\n"
 
 
 def _indices(folder: Path) -> list[Path]:
@@ -180,13 +198,19 @@ def _finished(journal: Path, job: str) -> list[str]:
         return []
 
 
-def _rewritten(file: TensorFile, destination: Path, changes: Mapping[str, Change]) -> None:
+def _rewritten(
+    file: TensorFile, destination: Path, changes: Mapping[str, Change], added: Mapping[str, str]
+) -> None:
+    sources = dict(zip(file.entries, file.entries, strict=True))
+    sources |= {name: source for name, source in added.items() if source in file.entries}
+
     def data(name: str) -> Iterator[bytes | memoryview]:
         if name not in changes:
-            yield from file.raw(name)
+            yield from file.raw(sources[name])
             return
-        for place, piece in file.pieces(name):
+        for place, piece in file.pieces(sources[name]):
             yield as_bytes(changes[name](place, piece))
 
+    entries = {name: file.entries[source] for name, source in sources.items()}
     with replacing(destination, alone=True) as temporary:
-        write(temporary, file.entries, data, file.metadata)
+        write(temporary, entries, data, file.metadata)

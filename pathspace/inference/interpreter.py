@@ -265,12 +265,12 @@ class GraphInterpreter(Generic[S]):
         """What a rule makes of an operation; a rule of the user may have mistakes."""
         shown = self.semantics.place.result
         if is_own(function):
-            return _checked(function(self.semantics, *args, **kwargs), shown)
+            return _checked(self.semantics.apply(function, args, kwargs), shown)
         named = getattr(function, "__name__", type(function).__name__)
         where = f"The rule of {self.semantics.place.op} ({named})"
         known = self.semantics.known_ids(flat_values((args, kwargs)))
         try:
-            result = function(self.semantics, *args, **kwargs)
+            result = self.semantics.apply(function, args, kwargs)
         except ValueError as error:
             warnings.warn(
                 f"{where} does not cover a form, so its operands are fixed: {error}", stacklevel=2

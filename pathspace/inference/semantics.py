@@ -149,6 +149,14 @@ class Semantics(ABC):
                 self.fix(self.activation(value))
         return constant(broadcast_shape(*(value.shape for value in values)))
 
+    def apply(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a rule makes of an operation."""
+        return rule(self, *args, **kwargs)
+
+    def scaled(self, value: Tensor, by: Tensor) -> Tensor:
+        """The ids of a value times constants, elementwise."""
+        return value
+
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:  # noqa: B027
         """One dimension was split into several (``runs`` of dimensions of ``value``);
         only channels depend on it.

@@ -34,6 +34,8 @@ LINES = {
     "explain": "{kit.py:good} --json <e.json>",
     "draw": "{kit.py:good} -o <g.svg>",
     "masks": "{kit.py:good} -o <m.safetensors>",
+    "spaces": "{kit.py:good}",
+    "rotate": "{kit.py:good} {good.safetensors} <r.safetensors> --by random",
     "rescale": "{kit.py:good} {good.safetensors} <r.safetensors> --phi {phi.npy}",
     "balance": "{kit.py:good} {good.safetensors} <b.safetensors> --json <b.json>",
     "equalise": "{kit.py:good} --calibration {x.npy} -o <q.safetensors> --json <q.json>",

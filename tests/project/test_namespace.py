@@ -32,6 +32,7 @@ TWICE = {
             "explain",
             "report",
             "rescale",
+            "spaces",
             "verify",
         ],
         COMMAND,

@@ -38,10 +38,11 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     other constant, which comes first, so that no large tensor is created.
     """
     full = broadcast_shape(left.shape, right.shape)
-    left, right = left.expand(full), right.expand(full)
     summed = {d % len(full) for d in dims}
     if has_fixed_scale(left) or has_fixed_scale(right):
-        return semantics.reduce(right if has_fixed_scale(left) else left, summed)
+        free, by = (right, left) if has_fixed_scale(left) else (left, right)
+        return semantics.reduce(semantics.scaled(free, by).expand(full), summed)
+    left, right = left.expand(full), right.expand(full)
     for dim in summed:
         if left.stride(dim) == 0 and right.stride(dim) != 0:
             right = semantics.reduce(right, [dim], keepdim=True).expand(full)

@@ -67,6 +67,7 @@ def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
     """``x * y ** power`` elementwise; constants do not change scales, zeros remain."""
     shape = broadcast_shape(x.shape, y.shape)
     if is_constant(y):
+        x = semantics.scaled(x, y)
         return (
             x.expand(shape)
             if has_fixed_scale(y)

@@ -1,0 +1,75 @@
+"""``pathspace spaces`` and ``rotate``: which matrices may mix features, and checkpoints in
+another basis.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+import pathspace as ps
+
+from .checkpoints import Destination, Source, Target, checkpoint_place, three_arguments
+from .options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+from .progress import deliver, loading, tell
+
+# how elements of groups are chosen
+Matrices = StrEnum("Matrices", ["hadamard", "random"])
+
+
+def spaces(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    train: TrainOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """List the spaces of features of a model, and the matrices that may mix each of them.
+
+    [bold]pathspace spaces transformers:path/to/config.json[/]
+
+    Exit codes: 0 listed, 2 bad input.
+    """
+    with loading(target, inputs, "Reading the spaces of", train=train, seed=seed) as loaded:
+        found = loaded.call(ps.spaces)
+    facts = {"dimension": found.dimension, "spaces": [space.to_dict() for space in found]}
+    deliver(facts, json, found)
+
+
+def rotate(
+    target: Target,
+    source: Source,
+    destination: Destination = None,
+    by: Annotated[
+        Matrices,
+        typer.Option(
+            help=(
+                "Hadamard matrices with random signs where any orthogonal matrix is allowed, or a"
+                " random element of the group of every space."
+            )
+        ),
+    ] = Matrices.hadamard,
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rotate a checkpoint: write it in another basis of its features, in which it computes the
+    same function.
+
+    [bold]pathspace rotate path/to/folder path/to/new-folder[/]
+
+    Exit codes: 0 written, 2 bad input. The same command completes a folder after a
+    run that was broken off.
+    """
+    target, source, destination = three_arguments(target, source, destination)
+    with (
+        checkpoint_place("rotate", source, destination) as place,
+        loading(target, inputs, "Reading the spaces of", seed=seed) as loaded,
+    ):
+        found = loaded.call(ps.spaces)
+        ps.rotate_files(found, by.value, source, place, seed)
+    tell(f"Rotated {len(found.free):,} spaces. Wrote {destination}", destination == "-")
+
+
+COMMANDS = (spaces, rotate)

@@ -1,0 +1,1 @@
+"""Which matrices may mix features, and changes of their bases."""

