@@ -31,15 +31,7 @@ from pathspace.paths.skeleton import Skeleton
 
 from .canonical_gauge import canonical
 from .layout import held_chains, make_layout
-from .scaling import (
-    Factors,
-    by_tail,
-    enter_,
-    leave_,
-    leave_exactly_,
-    leave_relatively_,
-    put_right_,
-)
+from .scaling import HALF, Factors, by_tail, divided
 from .settings import Manner
 from .tensors import (
     Entered,
@@ -48,15 +40,12 @@ from .tensors import (
     Spread,
     all_true,
     as_gradient,
-    fill,
-    like,
     local,
     local_gradient,
     whole,
 )
 from .trees import TreeProducts, expect_tree_weights
 
-HALF = (torch.float16, torch.bfloat16)
 # products of two such numbers are numbers of float32
 SMALL = 1e-18
 
@@ -67,7 +56,6 @@ class Inside:
 
     Attributes:
         products: the products along the trees.
-        scale: factors of all tensors by tail, then by head.
         values: the path values of chains, as the optimizer sees them.
         straight: whether weights stand as they are, with gradients divided twice.
         items: what has entered of each tensor.
@@ -75,10 +63,9 @@ class Inside:
     """
 
     products: TreeProducts
-    scale: Factors
     values: Tensor
     straight: bool
-    items: list[Entered | None]
+    items: list[Entered]
     grads: list[tuple[Tensor, Tensor | None]]
 
 
@@ -125,6 +112,7 @@ class PathCoordinates:
         self.values = [nn.Parameter(self.every[chains]) for chains in self.layout.chains]
         self.held: Tensor | None = None
         self.waits: list[Tensor | None] = [None] * groups
+        self._short = any(entry.parameter.dtype in HALF for entry in entries)
         self._still: list[bool] = []
         self._resting = True
         self.look_for_frozen()
@@ -278,54 +266,72 @@ class PathCoordinates:
             straight: whether the step adds multiples of gradients and weights alone, so that
                 weights can take it as they are, with gradients divided twice.
         """
+        layout = self.layout
         products = self.products()
-        scale = Factors(self.scale(products, kept), self.layout.sizes)
+        scale, values = self.scale(products, kept), self.chain_values(products.chains)
         keeps = self.manner.relative or exact
-        straight = straight and not keeps
-        inside = Inside(products, scale, self.chain_values(products.chains), straight, [], [])
-        for entry in self.entries:
-            grad, item = entry.grad, None
-            if entry.still:
-                # (a gradient from before it was frozen)
-                if grad is not None:
-                    inside.grads.append((entry.parameter, grad))
-            elif entry.block is not None or (entry.tails is not None and grad is not None):
-                weight = entry.seen(local(entry.parameter))
-                own = None if grad is None else local_gradient(entry.parameter)
-                own = None if own is None else like(weight, entry.seen(own))
-                half = weight.dtype in HALF
-                before = weight.clone() if keeps or half else None
-                item = Entered(entry, weight, own, before, own)
-                if own is not None and entry.count:
-                    item.at_edges = own.take(entry.where)
-                inside.grads.append((entry.parameter, grad))
-                inside.straight = inside.straight and not half
-            inside.items.append(item)
-        if inside.straight:
+        if straight := straight and not keeps and not self._short:
+            squares = scale * scale
             # (an underflow would divide gradients of 0 by 0)
-            squares = scale.values.square()
-            inside.straight = all_true(squares > SMALL)
-            scale.values = squares if inside.straight else scale.values
-        self._write(inside)
-        return inside
-
-    def _write(self, inside: Inside) -> None:
-        """Write path values and gradients into the tensors and into the parameters of chains."""
-        layout, values = self.layout, inside.values
-        items = [item for item in inside.items if item is not None]
-        if self.manner.relative:
-            self._enter_relatively(items)
-        else:
-            enter_(items, inside.scale, layout.alive, straight=inside.straight)
-        sums, edges = [], []
-        for entry, item in zip(self.entries, inside.items, strict=True):
+            if straight := all_true(squares > SMALL):
+                scale = squares
+        factors = Factors(scale, layout.sizes)
+        inside = Inside(products, values, straight, [], [])
+        sums: list[Tensor] = []
+        edges: list[Tensor] = []
+        for entry in self.entries:
+            grad, total, some = entry.grad, None, None
+            if grad is not None and (entry.still or entry.tails or entry.heads):
+                inside.grads.append((entry.parameter, grad))
+                entry.parameter.grad = None
+            # (a gradient of a frozen weight is from before)
+            if not entry.still and (entry.block is not None or (entry.tails and grad is not None)):
+                weight = local(entry.parameter)
+                keep = keeps or weight.dtype in HALF
+                item = Entered(
+                    entry, weight, weight.clone() if keep else None, factors.of(entry, weight.dtype)
+                )
+                inside.items.append(item)
+                if grad is not None:
+                    total, some = self._give(item, local_gradient(entry.parameter, grad))
+                if self.manner.relative:
+                    weight.fill_(1)
+                elif not straight:
+                    for factor in item.factors:
+                        weight.mul_(factor)
             if entry.sums:
-                total = None if item is None else item.total
                 sums.append(values.new_zeros(entry.sums) if total is None else total)
             if entry.count:
-                some = None if item is None else item.at_edges
                 edges.append(values.new_zeros(entry.count) if some is None else some)
-        everything = torch.cat([values[:0], *sums, *edges]).mul_(layout.signs)
+        self._give_chains(inside, sums, edges)
+        return inside
+
+    def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Give a parameter its gradient by path values.
+
+        Returns:
+            The sums of ``w dL/dw`` by tail, and the gradient at the edges on the trees.
+        """
+        entry, relative = item.entry, self.manner.relative
+        lambdas = item.weight * grad if relative or entry.sums else None
+        total = by_tail(entry, lambdas) if entry.sums and lambdas is not None else None
+        some = grad.take(entry.where) if entry.count else None
+        # (what has been summed is no longer needed)
+        memory = lambdas if entry.reduced else None
+        written = lambdas if relative else divided(grad, item.factors, memory)
+        assert written is not None
+        if entry.dead is not None:
+            written.masked_fill_(entry.dead, 0.0)
+        if entry.count:
+            written.put_(entry.where, written.new_zeros(1).expand(entry.count))
+        entry.parameter.grad = as_gradient(entry, written.to(item.weight.dtype))
+        return total, some
+
+    def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:
+        """Give the parameters of chains their values and gradients."""
+        layout, values = self.layout, inside.values
+        everything = torch.cat([*sums, *edges]).mul(layout.signs) if sums or edges else values[:0]
+        everything = everything.to(values.dtype)
         everything[len(everything) - len(inside.products.here) :].mul_(inside.products.here)
         total = torch.zeros_like(values).index_add_(0, layout.target, everything)
         total = self.spread.sum(total)
@@ -335,59 +341,54 @@ class PathCoordinates:
         self.every.copy_(values)
         for chains, value, moves in zip(layout.chains, self.values, self._moves, strict=True):
             value.grad = total[chains] if moves else None
-        for parameter, _ in inside.grads:
-            parameter.grad = None
-        for item in items:
-            entry, gradient = item.entry, item.written
-            if gradient is not None:
-                if entry.count:
-                    fill(gradient, entry.where, entry.nothing)
-                entry.parameter.grad = as_gradient(entry, gradient)
-
-    def _enter_relatively(self, items: list[Entered]) -> None:
-        """Gradients by logarithms of path values, for weights that stand at 1."""
-        for item in items:
-            if item.gradient is not None:
-                item.written = item.weight * item.gradient
-                if item.entry.sums:
-                    item.total = by_tail(item.entry, item.written)
-            item.weight.fill_(1)
 
     def leave(self, inside: Inside, kept: dict[str, Tensor]) -> None:
         """Replace path values by weights again.
+
+        Weights are divided by their factors: a product with the reciprocals would let weights that
+        rest drift, by rounding.
 
         Args:
             inside: a result of :meth:`enter`.
             kept: a result of :meth:`start`, with the numbers of clipped path values.
         """
-        layout, straight = self.layout, inside.straight
-        items = [item for item in inside.items if item is not None]
+        layout = self.layout
         ratio = self._ratios(inside, kept)
-        ratios = torch.cat([ratio, ratio.reciprocal()])
-        turn = ratios.index_select(0, layout.of_tails)
-        sizes = layout.sizes[: layout.tail_pieces]
-        alone = Factors(turn, sizes)
-        for item in items:
-            if item.before is not None and self.manner.relative:
-                leave_relatively_(item, item.before, alone)
-            elif item.before is not None:
-                leave_exactly_(item, item.before, alone)
-        plain = [item for item in items if item.before is None]
-        both = turn if straight else inside.scale.values[: len(turn)] * turn
-        leave_(plain, Factors(both, sizes), straight=straight)
-        put_right_(items)
-        tree = inside.products.here
-        for places in layout.of_edges:
-            tree = tree * ratios.index_select(0, places)
-        edges = Factors(tree, layout.edge_counts)
-        for item in items:
-            entry = item.entry
+        ratios = torch.cat([ratio, ratio.reciprocal()]).index_select(0, layout.turns)
+        turn, up, down = ratios.split_with_sizes(layout.turn_parts)
+        turns = Factors(turn, layout.sizes[: layout.tail_pieces])
+        tree = Factors(inside.products.here * up * down, layout.edge_counts)
+        for item in inside.items:
+            entry, weight = item.entry, item.weight
+            turned = turns.side(entry.tails, weight.dtype) if entry.sums else None
+            if item.before is not None:
+                self._leave_exactly(item, item.before, turned)
+            else:
+                for factor in () if inside.straight else item.factors:
+                    weight.div_(factor)
+                if turned is not None:
+                    weight.div_(turned)
             if entry.count:
-                fill(item.weight, entry.where, edges.at_edges(entry, item.weight.dtype))
-                if item.lent and item.at_edges is not None and item.gradient is not None:
-                    fill(item.gradient, entry.where, item.at_edges)
+                weight.put_(entry.where, tree.at(entry.edges, weight.dtype).to(weight.dtype))
         for parameter, gradient in inside.grads:
             parameter.grad = gradient
+
+    def _leave_exactly(self, item: Entered, before: Tensor, turn: Tensor | None) -> None:
+        """Write ``(w + (v' - v) / scale) / R_tail``, which leaves a weight as it was where nothing
+        moved; for relative steps ``w v' / R_tail``.
+        """
+        kind = torch.promote_types(before.dtype, torch.float32)
+        if self.manner.relative:
+            change = item.weight * before
+        else:
+            start = before.clone()
+            for factor in item.factors:
+                start.mul_(factor)
+            change = item.weight.to(kind) - start.to(kind)
+            for factor in item.factors:
+                change /= factor
+            change += before
+        item.weight.copy_(change if turn is None else change / turn)
 
     def _ratios(self, inside: Inside, kept: dict[str, Tensor]) -> Tensor:
         """``R`` of all chains; counts sign changes, and path values stopped before 0."""

@@ -26,12 +26,11 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
 
 
-def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
-    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
-    if not view:
+def ids_at(ids: Tensor, flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Ids at flat positions of a shape to which they broadcast."""
+    if not shape:
         return ids.reshape(1).expand(len(flat)).numpy()
-    index = np.unravel_index(flat, view)
-    index = (*index[:-1], index[-1] // taps)
+    index = np.unravel_index(flat, shape)
     return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
 
 
@@ -134,35 +133,23 @@ class _Builder:
                     )
                 shape = tuple(map(len, indices))
         lost = torch.from_numpy(self.skeleton.lost)
-        entry.lost = bool(lost[tail.abs()].any() or lost[head.abs()].any())
-        view = shape
-        if len(shape) > 1 and tail.shape[0] == 1 and tensor.is_contiguous() and tensor.numel():
-            # as a matrix: each row is contiguous in memory, and each column has one tail
-            columns = int(np.prod(shape[1:], dtype=int))
-            # (a kernel has one tail for all taps of a channel, so that factors stay few)
-            last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
-            if last > 1:
-                entry.taps = int(np.prod(shape[last:], dtype=int))
-                tail = tail.expand(1, *shape[1:last], *tail.shape[last:])
-            tail = tail.flatten(1)
-            across = max(head.shape[1:]) > 1
-            head = (head.expand(-1, *shape[1:]) if across else head).flatten(1)
-            view = (shape[0], columns)
-            entry.view = None if view == shape else view
+        dead = lost[tail.abs()] | lost[head.abs()]
+        entry.dead = dead.to(tensor.device) if bool(dead.any()) else None
+        if tail.ndim > 1 and tail.shape[0] == 1 and bool(tail.any()):
+            # (one for each column of a matrix, so that inner loops run over rows, not taps)
+            tail = tail.expand(1, *shape[1:])
         if bool(tail.any()) or self.rooted:
             entry.tails = self._place(self.tails, tail)
         if bool(head.any()) or self.rooted:
             entry.heads = self._place(self.heads, head)
         flat = np.asarray(flat, np.int64)
-        ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
+        ends = [ids_at(ids, flat, shape) for ids in (tail, head)]
         if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
-            entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
+            entry.reduced = tuple(d for d in range(len(shape)) if tail.shape[d] == 1 != shape[d])
             entry.sums = tail.numel()
             self.sums.append(np.where(counted, 1, 0) * tail.reshape(-1).numpy())
-        entry.by_column = len(view) == 2 and tail.shape[0] == 1
         entry.where = torch.from_numpy(flat).to(tensor.device)
         entry.count = len(flat)
-        entry.nothing = tensor.detach().new_zeros(1).expand(len(flat))
         moves = among < len(inner)
         self.edges.append(
             (
@@ -296,7 +283,10 @@ def make_layout(
     target = np.concatenate([sums, toward])
     signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
     signs = signs * np.concatenate([np.full(len(sums), -1), counts])
-    lost = skeleton.lost[np.abs(np.concatenate([tails, heads]))]
+    turns = [
+        ratio_places(chain, sign, ids, divides)
+        for ids, divides in ((tails, False), (head, False), (tail, True))
+    ]
     return Layout(
         entries=tuple(entries),
         one=put(np.ones(1), np.float64),
@@ -310,17 +300,12 @@ def make_layout(
         sizes=[*map(len, build.tails), *map(len, build.heads)],
         tail_pieces=len(build.tails),
         edge_counts=[entry.count for entry in with_edges],
-        of_tails=put(ratio_places(chain, sign, tails, False)),
-        of_edges=tuple(
-            put(ratio_places(chain, sign, ids, divides))
-            for ids, divides in ((head, False), (tail, True))
-            if chain[np.abs(ids)].any()
-        ),
+        turns=put(np.concatenate(turns)),
+        turn_parts=[*map(len, turns)],
         target=put(chain[np.abs(target)]),
         signs=put(signs, np.int8),
         shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
         total=build.total,
-        alive=put(~lost, np.bool_) if lost.any() else None,
         chain=chain,
         chains=chains,
         spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},

@@ -72,10 +72,9 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
-def local_gradient(parameter: Tensor) -> Tensor | None:
+def local_gradient(parameter: Tensor, grad: Tensor) -> Tensor:
     """The gradient of the local part of a parameter, after pending sums over devices."""
-    grad = parameter.grad
-    if grad is None or not sharded(grad):
+    if not sharded(grad):
         return grad
     if sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
@@ -203,20 +202,16 @@ class PathTensor:
         group: the position of its group.
         block: its block of the graph; ``None`` outside path space.
         given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-        view: shape of the tensor as a matrix of contiguous rows, with one tail per column;
-            ``None``: its own dimensions.
         tails: position of its factors by tail among those of all tensors, with the shape in which
             they broadcast (``None``: as they are); ``None`` if all are 1.
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
-        by_column: whether it is seen as a matrix with one tail for each column.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
-        nothing: as many zeros (in the memory of one).
         edges: position among the tensors that have some.
-        lost: whether some of its edges belong to dead units, and are constant.
+        dead: mask of the edges that belong to dead units, and are constant; ``None``: there are
+            none.
         still: whether it is frozen.
     """
 
@@ -225,28 +220,20 @@ class PathTensor:
     group: int
     block: int | None
     given: bool = True
-    view: tuple[int, ...] | None = None
     tails: tuple[int, tuple[int, ...] | None] | None = None
     heads: tuple[int, tuple[int, ...] | None] | None = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
-    by_column: bool = False
-    taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
-    nothing: Tensor = field(default_factory=lambda: torch.zeros(0))
     edges: int = 0
-    lost: bool = False
+    dead: Tensor | None = None
     still: bool = False
 
     @property
     def grad(self) -> Tensor | None:
         """Its gradient, if the optimizer has it."""
         return self.parameter.grad if self.given else None
-
-    def seen(self, tensor: Tensor) -> Tensor:
-        """A tensor like the local part of the parameter, in the shape of a step."""
-        return tensor if self.view is None else tensor.view(self.view)
 
 
 @dataclass(eq=False, slots=True)
@@ -255,27 +242,15 @@ class Entered:
 
     Attributes:
         entry: the tensor.
-        weight: its local part, in the shape of a step.
-        gradient: the gradient by it, in the same shape and type.
+        weight: its local part.
         before: its weights before the step, where they are needed.
-        written: the gradient by path values.
-        total: products ``w g``, then their sums by tail.
-        tail: factors by tail.
-        head: factors by head.
-        at_edges: the gradient at edges on the trees.
-        lent: whether the gradient is divided in place, and to be put right again.
+        factors: its factors by tail and by head.
     """
 
     entry: PathTensor
     weight: Tensor
-    gradient: Tensor | None
     before: Tensor | None
-    written: Tensor | None
-    total: Tensor | None = None
-    tail: Tensor | None = None
-    head: Tensor | None = None
-    at_edges: Tensor | None = None
-    lent: bool = False
+    factors: list[Tensor]
 
 
 @dataclass
@@ -298,9 +273,8 @@ class Guest:
 
 
 def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
-    """What the layout depends on: type, device and contiguity of every tensor."""
-    held = [local(entry.parameter) for entry in entries]
-    return [(tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in held]
+    """What the layout depends on: type and device of every tensor."""
+    return [(entry.parameter.dtype, entry.parameter.device) for entry in entries]
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,15 +301,15 @@ class Layout:
         sizes: numbers of factors of the tensors, in their order; the first ones by tail.
         tail_pieces: number of the tensors with factors by tail.
         edge_counts: numbers of edges on the trees of the tensors that have some.
-        of_tails: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail.
-        of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
-            edges on the trees on this device (the root's for constant weights).
+        turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail; then of
+            ``R_head`` and of ``1 / R_tail``, for the edges on the trees on this device (the root's
+            for constant weights).
+        turn_parts: their numbers.
         target: the chain to which an entry contributes: first the sums by tail, then the edges.
         signs: sign of the contribution; 0 if another device counts it.
         shared: positions of the edges on this device among all edges on the trees, and 1 for those
             that it counts; ``None`` without sharding.
         total: number of all edges on the trees.
-        alive: mask of the factors that no dead unit has; ``None``: all.
         chain: the chain of every id.
         chains: for each group, its chains.
         spans: block -> range of its edges on the trees among all.
@@ -353,50 +327,32 @@ class Layout:
     sizes: list[int]
     tail_pieces: int
     edge_counts: list[int]
-    of_tails: Tensor
-    of_edges: tuple[Tensor, ...]
+    turns: Tensor
+    turn_parts: list[int]
     target: Tensor
     signs: Tensor
     shared: tuple[Tensor, Tensor] | None
     total: int
-    alive: Tensor | None
     chain: np.ndarray
     chains: tuple[slice, ...]
     spans: dict[int, range]
 
 
-def like(weight: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient in the type and memory layout of its weight."""
-    if gradient.dtype == weight.dtype and gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
-
-
 def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
     """A local tensor as the gradient of a parameter, which may be sharded."""
     whole_one = entry.parameter
-    held = local(whole_one)
-    gradient = gradient.view(held.shape)
-    if held is whole_one:
+    if not sharded(whole_one):
         return gradient
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
         gradient,
-        whole_one.device_mesh,  # type: ignore[attr-defined]
-        whole_one.placements,  # type: ignore[attr-defined]
+        whole_one.device_mesh,
+        whole_one.placements,
         run_check=False,
         shape=whole_one.shape,
         stride=whole_one.stride(),
     )
-
-
-def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
-    """Write some numbers of a tensor, at flat positions."""
-    if tensor.is_contiguous():
-        tensor.view(-1).index_copy_(0, where, values)
-    else:
-        tensor.put_(where, values)
 
 
 def all_true(mask: Tensor) -> bool:
@@ -413,10 +369,8 @@ __all__ = [
     "Spread",
     "all_true",
     "as_gradient",
-    "fill",
     "find_indices",
     "find_spread",
-    "like",
     "local",
     "local_gradient",
     "placement",

@@ -51,9 +51,8 @@ class TreeProducts:
             spread: how the tensors are sharded.
         """
         some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
-        # (the last number makes all of them float64)
-        ends = torch.cat([*some, layout.one])
-        here = tree = ends[:-1]
+        here = tree = torch.cat(some).double() if some else layout.one[:0]
+        ends = torch.cat([tree, layout.one])
         if layout.shared is not None:
             places, counts = layout.shared
             tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
