@@ -18,7 +18,7 @@ phi``, a convex programme; an outer loop finds the ``c`` for the targets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from pathspace.gauge.pairs import Pairs
 from pathspace.gauge.programme import minimise
 from pathspace.graph.structure import Structure
 
+NONE = np.zeros(0, np.int64)
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
 _KINDS = {
@@ -119,12 +120,8 @@ class Incidence:
 
 def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
     """The incidence of units and entries."""
-    ids = np.concatenate(
-        [np.zeros(0, np.int64), *(side.ids.reshape(-1).numpy() for side in chosen)]
-    )
-    signs = np.concatenate(
-        [np.zeros(0, np.int64), *(np.full(side.ids.numel(), side.sign) for side in chosen)]
-    )
+    ids = np.concatenate([NONE, *(side.ids.reshape(-1).numpy() for side in chosen)])
+    signs = np.concatenate([NONE, *(np.full(side.ids.numel(), side.sign) for side in chosen)])
     found = csr_array(graph.expand[:, 1:])[np.abs(ids)].tocoo()
     entry, unit = found.coords
     return Incidence(unit, entry, found.data * np.sign(ids[entry]) * signs[entry])
@@ -138,13 +135,57 @@ class Canonical:
         kinds: the kind of every unit: balanced, fixed norm of the entering or of the
             leaving weights, or unchanged.
         phi: log-scales from the current to the canonical gauge, ``(H,)``.
-        targets: side (position in :func:`sides`) -> target squares of its entries, 0 for
-            entries that are not used.
+        targets: target squares of the entries of all :func:`sides`, one side after the other; 0
+            for those that decide on no norm.
     """
 
     kinds: np.ndarray
     phi: np.ndarray
-    targets: Mapping[int, np.ndarray]
+    targets: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """The entries that decide on fixed norms: each by itself, or those of a tensor by their sum.
+
+    Attributes:
+        entry: their positions among the entries of all sides.
+        unit: the unit of each, counted from 0.
+        group: which squares are summed before they are compared.
+        share: the weight of each in the mean of its unit.
+        target: target squares of the groups.
+        units: number of units.
+    """
+
+    entry: Tensor
+    unit: Tensor
+    group: Tensor
+    share: Tensor
+    target: Tensor
+    units: int
+
+    @classmethod
+    def of(cls, graph: Structure, targets: np.ndarray, norms: str, device: torch.device) -> Votes:
+        """The entries that have targets."""
+        chosen = sides(graph)
+        every = np.concatenate([NONE, *(side.ids.reshape(-1).numpy() for side in chosen)])
+        entry = np.flatnonzero(targets)
+        unit, group = np.abs(every[entry]) - 1, np.arange(len(entry))
+        if norms == "tensor":
+            of_side = np.repeat(np.arange(len(chosen)), [side.ids.numel() for side in chosen])
+            group = np.unique(of_side[entry], return_inverse=True)[1]
+        share = 1 / np.bincount(unit, minlength=graph.num_units)[unit]
+        # (a count of nothing has integers)
+        wanted = np.bincount(group, targets[entry]).astype(float)
+        found = [torch.from_numpy(a).to(device) for a in (entry, unit, group, share, wanted)]
+        return cls(found[0], found[1], found[2], found[3], found[4], graph.num_units)
+
+    def deviation(self, squares: Tensor) -> Tensor:
+        """Mean of ``log(squares / target)`` for every unit."""
+        found = torch.zeros_like(self.target).index_add_(0, self.group, squares[self.entry])
+        off = torch.where(found > 0, (found / self.target).log(), 0.0)
+        none = self.target.new_zeros(self.units)
+        return none.index_add_(0, self.unit, self.share * off[self.group])
 
 
 def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
@@ -154,7 +195,7 @@ def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
     For tensors of one dimension (gains, biases) it is 1 for each scalar.
     """
     edges = torch.ones((), dtype=torch.float64).expand(shape)
-    count = Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(edges)
+    count = replace(side, shift=0.0).squares(edges)
     inputs = int(np.prod(shape[1:], dtype=np.int64))
     return count / (3 * inputs) if len(shape) > 1 else count
 
@@ -183,23 +224,23 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     kinds = np.full(graph.num_units, BALANCED)
     for reason, units in found.reasons.items():
         kinds[units - 1] = _KINDS.get(reason, KEPT)
-    chosen = sides(graph)
-    within = _heads_of_groups(chosen, tensors, kinds, found.groups)
     fresh = np.ones(graph.num_units)
     # (balanced units pass sums of squares on: those of both ends of a network cannot
     # be chosen independently)
+    within = _heads_of_groups(graph, tensors, kinds, found.groups)
     if not (kinds == LEFT).any():
         fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
-    votes = _votes(graph, chosen, tensors, kinds, norms, within, fresh)
-    free = kinds != KEPT
-    held = np.isin(kinds, (ENTERED, LEFT))
-    kinds[held & (votes.count == 0)] = KEPT
+    targets = _targets(graph, tensors, kinds, norms, within, fresh)
+    votes = Votes.of(graph, targets, norms, torch.device("cpu"))
+    expected = np.zeros(graph.num_units)
+    np.add.at(expected, votes.unit.numpy(), targets[votes.entry.numpy()])
+    kinds[np.isin(kinds, (ENTERED, LEFT)) & (expected == 0)] = KEPT
     held, free = np.isin(kinds, (ENTERED, LEFT)), kinds != KEPT
-    tilt = np.where(held, kinds * np.maximum(votes.expected, 1e-300), 0.0)
+    tilt = np.where(held, kinds * np.maximum(expected, 1e-300), 0.0)
     phi, worst = np.zeros(graph.num_units), np.inf
     for _ in range(ROUNDS):
         phi, before = minimise(pairs, free, tilt, TOLERANCE, phi).phi, worst
-        off = votes.deviation(phi)
+        off = votes.deviation(_squares(graph, tensors, targets, phi)).numpy()
         worst = float(np.abs(off).max(initial=0.0))
         # (sums of many squares may be rounded by more than the tolerance, in all further rounds)
         if worst <= TOLERANCE or 0.9 * before < worst <= ROUNDED:
@@ -210,53 +251,29 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
             f"GaugeFixed found norms that differ from those wanted by {worst:.0e} after {ROUNDS}"
             " rounds; start from weights that are not zero."
         )
-    return Canonical(kinds, phi, votes.targets)
+    return Canonical(kinds, phi, targets)
 
 
-class _Votes:
-    """The deviation of units with a fixed norm from their targets, averaged over tensors."""
-
-    def __init__(
-        self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str
-    ) -> None:
-        self.graph, self.sides, self.norms = graph, chosen, norms
-        self.tensors = {
-            side.name: tensors[side.name].detach().double().cpu() + graph.shifts.get(side.name, 0.0)
-            for side in chosen
-        }
-        self.targets: dict[int, np.ndarray] = {}
-        self.unit: dict[int, np.ndarray] = {}
-        self.count, self.expected = np.zeros(graph.num_units), np.zeros(graph.num_units)
-
-    def squares(self, number: int, phi: np.ndarray) -> np.ndarray:
-        """Squares of the entries of a side after a rescaling."""
-        side = self.sides[number]
-        value = self.tensors[side.name]
-        logs = torch.from_numpy(self.graph.expand @ np.concatenate([[0.0], phi]))
-        for other in self.sides:
-            if other.name == side.name:
-                value = value * (logs[other.ids.abs()] * other.ids.sign() * other.sign).exp()
-        return (
-            Side(side.name, side.ids, side.sign, side.unused, 0.0)
-            .squares(value)
-            .reshape(-1)
-            .numpy()
-        )
-
-    def deviation(self, phi: np.ndarray) -> np.ndarray:
-        """Mean of ``log(squares / target)`` for every unit."""
-        total = np.zeros(self.graph.num_units)
-        for number, target in self.targets.items():
-            some = target > 0
-            found, wanted = self.squares(number, phi)[some], target[some]
-            if self.norms == "tensor":
-                found, wanted = np.full_like(found, found.sum()), np.full_like(wanted, wanted.sum())
-            np.add.at(total, self.unit[number][some], np.log(found / wanted))
-        return total / np.maximum(self.count, 1)
+def _squares(
+    graph: Structure, tensors: Mapping[str, Tensor], wanted: np.ndarray, phi: np.ndarray
+) -> Tensor:
+    """Squares of the entries of all sides after a rescaling, 0 for sides where none is wanted."""
+    factors = graph.gauge_factors(torch.from_numpy(phi))
+    parts, start = [torch.zeros(0, dtype=torch.float64)], 0
+    for side in sides(graph):
+        count = side.ids.numel()
+        if not wanted[start : start + count].any():
+            parts.append(torch.zeros(count, dtype=torch.float64))
+        else:
+            head, tail = factors[side.name]
+            value = (tensors[side.name].detach().double().cpu() + side.shift) * head / tail
+            parts.append(replace(side, shift=0.0).squares(value).reshape(-1))
+        start += count
+    return torch.cat(parts)
 
 
 def _heads_of_groups(
-    chosen: list[Side],
+    graph: Structure,
     tensors: Mapping[str, Tensor],
     kinds: np.ndarray,
     groups: Mapping[int, tuple[int, np.ndarray]],
@@ -270,6 +287,7 @@ def _heads_of_groups(
         Unit -> the tensors inside its group, which do not depend on the scale of the group.
     """
     inside: dict[int, set[str]] = {}
+    chosen = sides(graph)
     for kept, (sign, members) in groups.items():
         near = [side for side in chosen if np.isin(side.ids.abs().numpy() - 1, members).any()]
         ends = {(side.name, side.sign) for side in near}
@@ -287,57 +305,48 @@ def _heads_of_groups(
     return inside
 
 
-def _votes(
+def _targets(
     graph: Structure,
-    chosen: list[Side],
     tensors: Mapping[str, Tensor],
     kinds: np.ndarray,
     norms: str,
     within: Mapping[int, set[str]],
     fresh: np.ndarray,
-) -> _Votes:
-    """The sides that determine a unit's norm: those of matrices, or if all of these
-    are 0, the largest vector.
+) -> np.ndarray:
+    """Target squares of the entries that determine a unit's norm: those of matrices, or if all of
+    these are 0, the largest of vectors.
 
     Nominal squares are multiplied by ``fresh``, one number for each unit.
     """
-    result = _Votes(graph, chosen, tensors, norms)
-    zero = np.zeros(graph.num_units)
-    for vectors in (False, True):
-        lacking = (result.count == 0) & np.isin(kinds, (ENTERED, LEFT))
-        most = np.zeros(graph.num_units)
-        able: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        for number, side in enumerate(chosen):
-            if (result.tensors[side.name].dim() < 2) is not vectors:
-                continue
-            ids = side.ids.reshape(-1).numpy()
-            unit = np.where(np.abs(ids) <= graph.num_units, np.abs(ids), 0) - 1
-            squares = result.squares(number, zero)
-            some = (
-                (unit >= 0)
-                & lacking[unit]
-                & (kinds[unit] == np.sign(ids) * side.sign)
-                & (squares > 0)
-            )
-            some &= ~np.isin(unit, [head for head, names in within.items() if side.name in names])
-            np.maximum.at(most, unit[some], squares[some])
-            able[number] = unit, squares, some
-        for number, (unit, squares, some) in able.items():
-            if vectors:
-                some = some & (squares == most[unit])
-            if some.any():
-                side = chosen[number]
-                shape = tuple(result.tensors[side.name].shape)
-                wanted = (
-                    squares
-                    if norms == "initial"
-                    else nominal(side, shape).reshape(-1).numpy() * fresh[unit]
-                )
-                result.targets[number] = np.where(some, wanted, 0.0)
-                result.unit[number] = unit
-                np.add.at(result.count, unit[some], 1)
-                np.add.at(result.expected, unit[some], wanted[some])
-    return result
+    chosen = sides(graph)
+    squares = _squares(graph, tensors, np.ones(sum(s.ids.numel() for s in chosen)), fresh * 0)
+    found = squares.numpy()
+    parts: list[list[np.ndarray]] = [[NONE], [np.zeros(0, bool)], [np.zeros(0, bool)], [NONE]]
+    for side in chosen:
+        tensor, ids = tensors[side.name], side.ids.reshape(-1).numpy()
+        plain = np.where(np.abs(ids) <= graph.num_units, ids, 0)
+        # (the scale of a group does not depend on what is inside)
+        heads = [head for head, names in within.items() if side.name in names]
+        own = (kinds[np.abs(plain) - 1] == np.sign(plain) * side.sign) & (plain != 0)
+        wanted = nominal(side, tuple(tensor.shape)).reshape(-1).numpy()
+        for part, one in zip(
+            parts,
+            (
+                np.abs(plain) - 1,
+                own & ~np.isin(np.abs(plain) - 1, heads),
+                np.full(len(ids), tensor.dim() < 2),
+                wanted,
+            ),
+            strict=True,
+        ):
+            part.append(one)
+    unit, able, vector, wanted = map(np.concatenate, parts)
+    able &= found > 0
+    with_matrix = np.isin(unit, unit[able & ~vector])
+    most = np.zeros(graph.num_units)
+    np.maximum.at(most, unit[able], np.where(vector, found, 0.0)[able])
+    able &= ~vector | (~with_matrix & (found == most[unit]))
+    return np.where(able, found if norms == "initial" else wanted * fresh[unit], 0.0)
 
 
 __all__ = [
@@ -349,7 +358,9 @@ __all__ = [
     "Canonical",
     "Incidence",
     "Side",
+    "Votes",
     "canonical",
     "incidence",
+    "nominal",
+    "sides",
 ]
-__all__ += ["nominal", "sides"]

@@ -30,12 +30,11 @@ from pathspace.errors import UnsupportedError
 from pathspace.paths.skeleton import Skeleton
 
 from .canonical_gauge import canonical
-from .layout import held_chains, make_layout
+from .layout import Layout, held_chains
 from .scaling import HALF, Factors, by_tail, divided
 from .settings import Manner
 from .tensors import (
     Entered,
-    Layout,
     PathTensor,
     Spread,
     all_true,
@@ -103,7 +102,7 @@ class PathCoordinates:
                 f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))},"
                 " expected one device; give every device a model of its own."
             )
-        self.layout: Layout = make_layout(skeleton, entries, spread, groups, manner.cap)
+        self.layout = Layout(skeleton, entries, spread, groups, manner.cap)
         self.entries = self.layout.entries
         self.device = self.layout.one.device
         self.count = self.layout.parts[1]
@@ -356,8 +355,8 @@ class PathCoordinates:
         ratio = self._ratios(inside, kept)
         ratios = torch.cat([ratio, ratio.reciprocal()]).index_select(0, layout.turns)
         turn, up, down = ratios.split_with_sizes(layout.turn_parts)
-        turns = Factors(turn, layout.sizes[: layout.tail_pieces])
-        tree = Factors(inside.products.here * up * down, layout.edge_counts)
+        turns = Factors(turn, layout.tail_sizes)
+        tree = Factors(inside.products.here * up * down, layout.edge_sizes)
         for item in inside.items:
             entry, weight = item.entry, item.weight
             turned = turns.side(entry.tails, weight.dtype) if entry.sums else None

@@ -17,7 +17,7 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError, expec
 from pathspace.gauge.transport import expect_transport
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import BALANCED, KEPT, canonical, incidence, sides
+from .canonical_gauge import BALANCED, KEPT, Canonical, canonical, incidence, sides
 from .gauge_moves import GaugeMoves, written
 from .matching import find_places, find_tensors
 from .settings import expect_order, expect_shapes
@@ -34,10 +34,10 @@ class GaugeFixed(GaugeMoves):
 
     At construction the network is rescaled to the balanced representative of its orbit, with fixed
     norms for scales before a normalisation; its function does not change (up to the ``eps`` of
-    norms by statistics of the data). Every step is a step of the given optimizer, followed by one
-    sweep over a set of units without weights between them::
+    norms by statistics of the data). Every step is a step of the given optimizer, followed at every
+    third step by a sweep over all units::
 
-        phi_k += 1/4 log(squares leaving k / squares entering k)
+        phi_k += 1/8 log(squares leaving k / squares entering k)
 
     which divides first moments by the factor of their weight and second moments by
     its square. Weight decay and ``clip_grad_norm_`` are invariant too, because they
@@ -166,15 +166,15 @@ class GaugeFixed(GaugeMoves):
         self._device = next(iter(devices), torch.device("cpu"))
         # log-scales from the user's gauge to the canonical one
         self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
-        self._find_sets()
+        self._find_sweep()
         self._turns = 0
         # (raises an error before anything is changed)
         self._buffers()
         with torch.no_grad():
             self._wrap()
             # until the first step, for states that belong to the weights as they were
-            self._given = {} if return_to == "user" else self._copies(self._phi)
             stays = return_to == "canonical"
+            self._given = {n: t.clone() for n, t in self._tensors.items()} if stays else {}
             # (gradients too: a backward pass may have come before)
             self._move(self._phi, state=True, weights=stays, gradients=stays)
             self._written = {name: written(self._tensors[name]) for name in self._given}
@@ -188,28 +188,24 @@ class GaugeFixed(GaugeMoves):
 
     def _published(self) -> dict[str, Any]:
         """The gauge, as it stands in a state."""
-        targets = {
-            str(key): torch.from_numpy(value.copy())
-            for key, value in self._canonical.targets.items()
-        }
         return {
             "phi": self._phi.clone(),
             "turns": self._turns,
             "kinds": torch.from_numpy(self._canonical.kinds.copy()),
-            "targets": targets,
+            "targets": torch.from_numpy(self._canonical.targets.copy()),
             "norms": self.norms,
             "return_to": self.return_to,
         }
 
     def _fits(self, gauge: Mapping[str, Any]) -> bool:
         """Whether the gauge of a state has all parts, in the sizes of this model."""
-        kinds, targets = gauge.get("kinds"), gauge.get("targets")
+        own = self._published()
         return (
-            getattr(gauge.get("phi"), "shape", None) == self._phi.shape
+            all(
+                getattr(gauge.get(key), "shape", None) == own[key].shape
+                for key in ("phi", "kinds", "targets")
+            )
             and isinstance(gauge.get("turns"), int)
-            and getattr(kinds, "shape", None) == self._canonical.kinds.shape
-            and isinstance(targets, Mapping)
-            and all(isinstance(target, Tensor) for target in targets.values())
             and {"norms", "return_to"} <= gauge.keys()
         )
 
@@ -242,18 +238,15 @@ class GaugeFixed(GaugeMoves):
         if turns != self._turns or not torch.equal(phi, self._phi):
             self._give_back(torch.from_numpy(found.phi))
         self._phi, self._turns = phi, turns
-        self._canonical = type(found)(
-            gauge["kinds"].cpu().numpy().copy(),
-            found.phi,
-            {int(key): value.cpu().numpy().copy() for key, value in gauge["targets"].items()},
-        )
-        self._find_sets()
+        kinds, targets = (gauge[key].cpu().numpy().copy() for key in ("kinds", "targets"))
+        self._canonical = Canonical(kinds, found.phi, targets)
+        self._find_sweep()
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without the traced model."""
         graph = replace(self._graph, captured=None, parameters={}, modules={})  # type: ignore[arg-type]
         return {
-            **{key: value for key, value in super().__getstate__().items() if key != "sets"},
+            **{key: value for key, value in super().__getstate__().items() if key != "sweep"},
             "_graph": graph,
             # (weak references have no copies)
             "_places": {name: (module(), own) for name, (module, own) in self._places.items()},
@@ -265,7 +258,7 @@ class GaugeFixed(GaugeMoves):
         self._places = {
             name: (ref(module), own) for name, (module, own) in state["_places"].items() if module
         }
-        self._find_sets()
+        self._find_sweep()
 
     # --- the gauge
 
@@ -314,7 +307,7 @@ class GaugeFixed(GaugeMoves):
             return self._take_and_return(closure)
         rests = self._rests() and self._without_gradients()
         loss = self._inner_steps(closure)
-        if self.sets and not rests:
+        if not rests:
             self._sweep()
         return loss
 
@@ -328,21 +321,19 @@ class GaugeFixed(GaugeMoves):
             self._refuse_sparse()
             return loss
 
-        own = self._short()
+        own = self._copies()
         # (a closure runs the model, which needs running statistics in the gauge of its weights)
         self._move(self._phi, weights=True, gradients=True, statistics=runs)
-        there, ends = self._short(), {}
+        there, ends = self._copies(), own
         try:
             try:
                 loss = self._inner_steps(dense if runs else None)
             finally:
                 ends = self._carried_back(own, there)
-                # (before the sweep, which moves weights and state but no others)
                 self._move(-self._phi, gradients=True, statistics=runs)
-            if self.sets and not rests:
+            if not rests:
                 self._sweep()
         finally:
-            self._move(-self._phi, weights=True)
             for name, end in ends.items():
                 self._tensors[name].copy_(end)
         return loss

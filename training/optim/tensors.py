@@ -277,67 +277,6 @@ def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
     return [(entry.parameter.dtype, entry.parameter.device) for entry in entries]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Index vectors over all tensors, on the device of the weights.
-
-    Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
-    ``T_out`` by id, then, where a product divides by some, the reciprocals of both; ``[R, 1 / R]``
-    are the ratios of all chains and their reciprocals.
-
-    Attributes:
-        entries: the tensors.
-        one: the number that ends the edges on the trees, float64.
-        edges: for every unit and tree, the position of its edge among the edges on the trees (and
-            their reciprocals, after a final 1): the first factors of the products.
-        divides: whether some of these factors are reciprocals.
-        jumps: for every product, the product by which it is multiplied, once per doubling of the
-            length; ``None``: the trees have products of scales, and are walked.
-        both: whether the first factors already include the reciprocals of all products.
-        inverse: whether the reciprocals of all products are needed.
-        factors: positions in the table of all factors by tail, then by head; last, those of the
-            unit that represents each chain, the root's included, along both trees.
-        parts: numbers of the factors, and of the chains, twice.
-        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
-        tail_pieces: number of the tensors with factors by tail.
-        edge_counts: numbers of edges on the trees of the tensors that have some.
-        turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail; then of
-            ``R_head`` and of ``1 / R_tail``, for the edges on the trees on this device (the root's
-            for constant weights).
-        turn_parts: their numbers.
-        target: the chain to which an entry contributes: first the sums by tail, then the edges.
-        signs: sign of the contribution; 0 if another device counts it.
-        shared: positions of the edges on this device among all edges on the trees, and 1 for those
-            that it counts; ``None`` without sharding.
-        total: number of all edges on the trees.
-        chain: the chain of every id.
-        chains: for each group, its chains.
-        spans: block -> range of its edges on the trees among all.
-    """
-
-    entries: tuple[PathTensor, ...]
-    one: Tensor
-    edges: Tensor
-    divides: bool
-    jumps: tuple[Tensor, ...] | None
-    both: bool
-    inverse: bool
-    factors: Tensor
-    parts: list[int]
-    sizes: list[int]
-    tail_pieces: int
-    edge_counts: list[int]
-    turns: Tensor
-    turn_parts: list[int]
-    target: Tensor
-    signs: Tensor
-    shared: tuple[Tensor, Tensor] | None
-    total: int
-    chain: np.ndarray
-    chains: tuple[slice, ...]
-    spans: dict[int, range]
-
-
 def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
     """A local tensor as the gradient of a parameter, which may be sharded."""
     whole_one = entry.parameter
@@ -364,7 +303,6 @@ __all__ = [
     "Entered",
     "Guest",
     "Indices",
-    "Layout",
     "PathTensor",
     "Spread",
     "all_true",

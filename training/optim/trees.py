@@ -15,7 +15,8 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.graph.growing import tree_of_edges
 from pathspace.paths.skeleton import Skeleton
 
-from .tensors import Layout, Spread, all_true, local
+from .layout import Layout
+from .tensors import Spread, all_true, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +26,7 @@ class TreeProducts:
     Attributes:
         tree: the weights on the trees of all devices, float64.
         here: those on this device.
-        table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals
-            where they are needed.
+        table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals.
         factors: the products at the tails, then at the heads of all tensors.
         chains: the path values of all chains; 1 for the root.
     """
@@ -63,14 +63,11 @@ class TreeProducts:
         if layout.jumps is None:
             weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
-            table = table.to(tree.device)
+            table = torch.cat([table, table.reciprocal()]).to(tree.device)
         else:
-            first = torch.cat([ends, ends.reciprocal()]) if layout.divides else ends
-            table = first.index_select(0, layout.edges)
+            table = torch.cat([ends, ends.reciprocal()]).index_select(0, layout.edges)
             for jump in layout.jumps:
                 table = table * table.index_select(0, jump)
-        if layout.inverse and not layout.both:
-            table = torch.cat([table, table.reciprocal()])
         found = table.index_select(0, layout.factors).split_with_sizes(layout.parts)
         return cls(tree, here, table, found[0], found[1] * found[2])
 
@@ -86,8 +83,8 @@ def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skel
         return
     place = int(bad.nonzero()[0])
     found, name = float(tree[place]), ""
-    for block, span in layout.spans.items():
-        if place in span:
+    for block, (flat, start) in layout.spans.items():
+        if start <= place < start + len(flat):
             name = skeleton.graph.blocks[block].name
     raise UnsupportedError(
         f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
