@@ -17,7 +17,7 @@ phi``, a convex programme; an outer loop finds the ``c`` for the targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,28 +103,20 @@ def sides(graph: Structure) -> list[Side]:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class Incidence:
+def incidence(
+    graph: Structure, chosen: Sequence[Side]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The units of the entries of some sides.
 
-    Attributes:
-        unit: units, counted from 0.
-        entry: position in the concatenation of all entries.
-        power: power of the unit's scale by which a rescaling multiplies the weights of the entry.
+    Returns:
+        Units, counted from 0; the position of the entry of each, in the order of all entries; and
+        the power of the unit's scale by which a rescaling multiplies the weights there.
     """
-
-    unit: np.ndarray
-    entry: np.ndarray
-    power: np.ndarray
-
-
-def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
-    """The incidence of units and entries."""
     ids = np.concatenate([NONE, *(side.ids.reshape(-1).numpy() for side in chosen)])
     signs = np.concatenate([NONE, *(np.full(side.ids.numel(), side.sign) for side in chosen)])
     found = csr_array(graph.expand[:, 1:])[np.abs(ids)].tocoo()
     entry, unit = found.coords
-    return Incidence(unit, entry, found.data * np.sign(ids[entry]) * signs[entry])
+    return unit, entry, found.data * np.sign(ids[entry]) * signs[entry]
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,7 +348,6 @@ __all__ = [
     "LEFT",
     "NORMS",
     "Canonical",
-    "Incidence",
     "Side",
     "Votes",
     "canonical",

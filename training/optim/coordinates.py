@@ -31,14 +31,17 @@ from pathspace.paths.skeleton import Skeleton
 
 from .canonical_gauge import canonical
 from .layout import Layout, held_chains
-from .scaling import HALF, Factors, by_tail, divided
 from .settings import Manner
 from .tensors import (
+    HALF,
     Entered,
+    Factors,
     PathTensor,
     Spread,
     all_true,
     as_gradient,
+    by_tail,
+    divided,
     local,
     local_gradient,
     whole,
@@ -113,7 +116,6 @@ class PathCoordinates:
         self.waits: list[Tensor | None] = [None] * groups
         self._short = any(entry.parameter.dtype in HALF for entry in entries)
         self._still: list[bool] = []
-        self._resting = True
         self.look_for_frozen()
 
     # --- frozen weights
@@ -123,30 +125,18 @@ class PathCoordinates:
 
         Tensors without ``requires_grad`` are frozen, and all tensors are if none has a gradient.
         """
-        # (a fast exit if nothing is frozen and all have gradients)
-        if (
-            self.held is None
-            and not self._resting
-            and all(
-                entry.parameter.requires_grad and entry.parameter.grad is not None
-                for entry in self.entries
-            )
-        ):
-            return
-        asked = [
-            entry.block is not None and entry.given and entry.parameter.requires_grad
-            for entry in self.entries
-        ]
         reached = any(
-            one and entry.grad is not None for one, entry in zip(asked, self.entries, strict=True)
+            entry.block is not None and entry.grad is not None and entry.parameter.requires_grad
+            for entry in self.entries
         )
         still = [
-            entry.block is not None and not (one and reached)
-            for one, entry in zip(asked, self.entries, strict=True)
+            entry.block is not None
+            and not (reached and entry.given and entry.parameter.requires_grad)
+            for entry in self.entries
         ]
         if still == self._still:
             return
-        self._still, self._resting = still, any(still)
+        self._still = still
         for entry, one in zip(self.entries, still, strict=True):
             entry.still = one
         blocks = [entry.block for entry in self.entries if entry.still and entry.block is not None]
@@ -201,17 +191,16 @@ class PathCoordinates:
         power, scale = self.manner.power, self.scale(products, kept)
         values = products.chains
         bad = [self.manner.cap is None and not bool(values.square().reciprocal().isfinite().all())]
-        pieces = scale.split_with_sizes(self.layout.sizes)
+        factors = Factors(scale, self.layout.sizes)
         for entry in self.entries:
-            numbers, largest = torch.finfo(entry.parameter.dtype), []
-            for side in (entry.tails, entry.heads):
-                if side is not None and pieces[side[0]].numel():
-                    largest.append(float(pieces[side[0]].abs().min().reciprocal()) ** power)
-            if power == 1 and largest:
+            numbers = torch.finfo(entry.parameter.dtype)
+            sides = [factors.side(place, torch.float64) for place in (entry.tails, entry.heads)]
+            sizes = [float(one.abs().min()) ** -power for one in sides if one is not None]
+            if power == 1 and sizes:
                 # second moments of gradients as small as a rounding error must be representable
-                both = float(np.prod(largest))
-                largest += [both, (both * numbers.eps) * (both * numbers.eps)]
-            bad.append(not all(size <= numbers.max for size in largest))
+                both = float(np.prod(sizes))
+                sizes += [both, (both * numbers.eps) ** 2]
+            bad.append(max(sizes, default=0.0) > numbers.max)
         everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
         if any(everywhere):
             shown = [f" at {entry.name!r}" if entry.name else "" for entry in self.entries]
@@ -280,24 +269,18 @@ class PathCoordinates:
         edges: list[Tensor] = []
         for entry in self.entries:
             grad, total, some = entry.grad, None, None
-            if grad is not None and (entry.still or entry.tails or entry.heads):
+            if entry.block is None and (entry.tails is None or grad is None):
+                continue
+            if grad is not None:
+                # (that of a frozen weight is from before)
                 inside.grads.append((entry.parameter, grad))
                 entry.parameter.grad = None
-            # (a gradient of a frozen weight is from before)
-            if not entry.still and (entry.block is not None or (entry.tails and grad is not None)):
+            if not entry.still:
                 weight = local(entry.parameter)
-                keep = keeps or weight.dtype in HALF
-                item = Entered(
-                    entry, weight, weight.clone() if keep else None, factors.of(entry, weight.dtype)
-                )
+                before = weight.clone() if keeps or weight.dtype in HALF else None
+                item = Entered(entry, weight, before, factors.of(entry, weight.dtype))
                 inside.items.append(item)
-                if grad is not None:
-                    total, some = self._give(item, local_gradient(entry.parameter, grad))
-                if self.manner.relative:
-                    weight.fill_(1)
-                elif not straight:
-                    for factor in item.factors:
-                        weight.mul_(factor)
+                total, some = self._enter_one(item, grad, straight)
             if entry.sums:
                 sums.append(values.new_zeros(entry.sums) if total is None else total)
             if entry.count:
@@ -305,12 +288,26 @@ class PathCoordinates:
         self._give_chains(inside, sums, edges)
         return inside
 
-    def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Give a parameter its gradient by path values.
+    def _enter_one(
+        self, item: Entered, grad: Tensor | None, straight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Replace one tensor and its gradient.
 
         Returns:
             The sums of ``w dL/dw`` by tail, and the gradient at the edges on the trees.
         """
+        total = some = None
+        if grad is not None:
+            total, some = self._give(item, local_gradient(item.entry.parameter, grad))
+        if self.manner.relative:
+            item.weight.fill_(1)
+        elif not straight:
+            for factor in item.factors:
+                item.weight.mul_(factor)
+        return total, some
+
+    def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Give a parameter its gradient by path values."""
         entry, relative = item.entry, self.manner.relative
         lambdas = item.weight * grad if relative or entry.sums else None
         total = by_tail(entry, lambdas) if entry.sums and lambdas is not None else None
@@ -321,9 +318,10 @@ class PathCoordinates:
         assert written is not None
         if entry.dead is not None:
             written.masked_fill_(entry.dead, 0.0)
+        written = written.to(item.weight.dtype)
         if entry.count:
-            written.put_(entry.where, written.new_zeros(1).expand(entry.count))
-        entry.parameter.grad = as_gradient(entry, written.to(item.weight.dtype))
+            written.put_(entry.where, entry.nothing)
+        entry.parameter.grad = as_gradient(entry, written)
         return total, some
 
     def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:

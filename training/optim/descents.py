@@ -147,12 +147,11 @@ class GAdam(PathSpace):
         skeleton: the skeleton of the traced model.
         maximize: maximise the loss.
         amsgrad: use the maximum of all second moments.
-        foreach: as for ``torch.optim.AdamW``.
-        capturable: as for ``torch.optim.AdamW``.
-        fused: as for ``torch.optim.AdamW``.
+        foreach: as for ``torch.optim.AdamW``; so are ``capturable`` and ``fused``.
+        capturable: see there.
+        fused: see there.
         differentiable: refused when true.
-        min_ratio: smallest ratio of a path value to its initial value; see
-            :class:`pathspace.training.GSGD`.
+        min_ratio: see :class:`pathspace.training.PathSpace`.
         max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at
             the start: of ``1 / |pre_u s_v|`` for an edge ``u -> v``, with its root at each end, and
             of ``1 / |p_k|`` for a chain. With ``b`` the ratio of bounded to unbounded multiplier,

@@ -269,10 +269,9 @@ class GaugeFixed(GaugeMoves):
         units: set[int] = set()
         for side in sides(self._graph) if len(kept) else ():
             squares = side.squares(self._tensors[side.name].detach()).reshape(-1).cpu().numpy()
-            pairs = incidence(self._graph, [side])
-            own = pairs.unit[squares[pairs.entry] > 0]
-            if found := set(own.tolist()) & set(kept.tolist()):
-                units |= found
+            unit, entry, _ = incidence(self._graph, [side])
+            if own := set(unit[squares[entry] > 0].tolist()) & set(kept.tolist()):
+                units |= own
                 names.add(side.name)
         if units:
             warnings.warn(

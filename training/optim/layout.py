@@ -232,6 +232,7 @@ class Layout:
             entry.sums = tail.numel()
         flat = np.asarray(flat, np.int64)
         entry.where, entry.count = torch.from_numpy(flat).to(tensor.device), len(flat)
+        entry.nothing = tensor.detach().new_zeros(1).expand(entry.count)
         from_, to = ids_at(tail, flat, shape), ids_at(head, flat, shape)
         moves, places = among < len(inner), among + self.total
         self.total += 0 if entry.block is None else len(self.spans[entry.block][0])

@@ -55,12 +55,12 @@ class Sweep:
         self.sides = [*weights, *(side for side, _ in runs)]
         self._sizes = [side.ids.numel() for side in self.sides]
         self._summed = len(weights)
-        pairs = incidence(graph, self.sides)
-        of_side = np.repeat(np.arange(len(self.sides)), self._sizes)[pairs.entry]
+        unit, entry, power = incidence(graph, self.sides)
+        of_side = np.repeat(np.arange(len(self.sides)), self._sizes)[entry]
         times = np.array([*(1 for _ in weights), *(power for _, power in runs)])
-        power = pairs.power * times[of_side]
+        power = power * times[of_side]
         balanced = found.kinds == BALANCED
-        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[pairs.unit]]).tolist()
+        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[unit]]).tolist()
         # most scales at one weight, which may change together
         width = 2 * max(1, abs(graph.expand).sum(1).max(initial=1))
         alone = 1 / (1 + (found.kinds == LEFT).any())
@@ -68,7 +68,7 @@ class Sweep:
         def on(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.as_tensor(array, dtype=dtype, device=device)
 
-        self._unit, self._entry = on(pairs.unit), on(pairs.entry)
+        self._unit, self._entry = on(unit), on(entry)
         self._power = on(power, torch.float64)
         self._pairs = int((of_side < len(weights)).sum())
         self._balanced = on(balanced, torch.bool)

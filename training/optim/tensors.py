@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
+HALF = (torch.float16, torch.bfloat16)
+# where the factors of a tensor stand among those of all, and the shape in which they broadcast
+Place = tuple[int, tuple[int, ...] | None] | None
 # the local indices for each dimension of a tensor
 Indices = tuple[np.ndarray, ...]
 
@@ -202,13 +205,13 @@ class PathTensor:
         group: the position of its group.
         block: its block of the graph; ``None`` outside path space.
         given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-        tails: position of its factors by tail among those of all tensors, with the shape in which
-            they broadcast (``None``: as they are); ``None`` if all are 1.
+        tails: place of its factors by tail (without a shape: as they are); ``None`` if all are 1.
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
         where: flat positions of the edges on the trees.
         count: their number.
+        nothing: as many zeros (in the memory of one).
         edges: position among the tensors that have some.
         dead: mask of the edges that belong to dead units, and are constant; ``None``: there are
             none.
@@ -220,12 +223,13 @@ class PathTensor:
     group: int
     block: int | None
     given: bool = True
-    tails: tuple[int, tuple[int, ...] | None] | None = None
-    heads: tuple[int, tuple[int, ...] | None] | None = None
+    tails: Place = None
+    heads: Place = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
+    nothing: Tensor = field(default_factory=lambda: torch.zeros(0))
     edges: int = 0
     dead: Tensor | None = None
     still: bool = False
@@ -253,16 +257,9 @@ class Entered:
     factors: list[Tensor]
 
 
-@dataclass
-class Guest:
-    """The path values of a group's chains in an inner optimizer, for one step.
-
-    Attributes:
-        optimizer: the optimizer.
-        group: its group.
-        value: the path values.
-        number: the position of the group among those of all optimizers.
-        rests: buffers before the step, where some path values are constant.
+class Guest(NamedTuple):
+    """The path values of a group's chains in an inner optimizer, for one step; ``rests`` are
+    buffers before it, where some path values are constant.
     """
 
     optimizer: Optimizer
@@ -275,6 +272,56 @@ class Guest:
 def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
     """What the layout depends on: type and device of every tensor."""
     return [(entry.parameter.dtype, entry.parameter.device) for entry in entries]
+
+
+class Factors:
+    """Factors of all tensors by tail and by head, in the types of the tensors.
+
+    Args:
+        values: the factors, float64; those of all tensors follow each other.
+        sizes: their numbers.
+    """
+
+    def __init__(self, values: Tensor, sizes: list[int]) -> None:
+        self.values, self.sizes = values, sizes
+        self._cast: dict[torch.dtype, tuple[Tensor, ...]] = {}
+
+    def at(self, number: int, dtype: torch.dtype) -> Tensor:
+        """The factors in one place, for tensors of a type."""
+        if dtype not in self._cast:
+            # (in half precision, factors would be rounded more than weights)
+            kind = torch.promote_types(dtype, torch.float32)
+            self._cast[dtype] = self.values.to(kind).split_with_sizes(self.sizes)
+        return self._cast[dtype][number]
+
+    def side(self, place: Place, dtype: torch.dtype) -> Tensor | None:
+        """The factors of one tensor by tail or by head; ``None`` if all are 1."""
+        if place is None:
+            return None
+        number, shape = place
+        found = self.at(number, dtype)
+        return found if shape is None else found.view(shape)
+
+    def of(self, entry: PathTensor, dtype: torch.dtype) -> list[Tensor]:
+        """The factors of one tensor other than 1, by tail and by head."""
+        sides = (self.side(place, dtype) for place in (entry.tails, entry.heads))
+        found = [side for side in sides if side is not None]
+        # (one alone may be beyond the range of half precision)
+        return [found[0] * found[1]] if len(found) == 2 and dtype in HALF else found
+
+
+def divided(tensor: Tensor, factors: Sequence[Tensor], memory: Tensor | None) -> Tensor:
+    """A tensor divided by its factors, in new memory, or in memory that is no longer used."""
+    if not factors:
+        return tensor.clone()
+    for factor in factors:
+        tensor = memory = torch.div(tensor, factor, out=memory)
+    return tensor
+
+
+def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
+    """Numbers of all edges, summed over those with the same tail, flat."""
+    return (products.sum(entry.reduced) if entry.reduced else products).reshape(-1)
 
 
 def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
@@ -300,13 +347,17 @@ def all_true(mask: Tensor) -> bool:
 
 
 __all__ = [
+    "HALF",
     "Entered",
+    "Factors",
     "Guest",
     "Indices",
     "PathTensor",
     "Spread",
     "all_true",
     "as_gradient",
+    "by_tail",
+    "divided",
     "find_indices",
     "find_spread",
     "local",

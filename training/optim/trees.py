@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -143,27 +144,25 @@ def kept_of(
     Raises:
         InputError: a vector is missing, or of another shape.
     """
-    kept: dict[str, Any] = {"chains": {}}
-    for name, shape in wanted.items():
-        value = found.get(name)
+    kept: dict[str, Any] = {name: found.get(name) for name in wanted}
+    # (numbers of steps stay where the optimizer has put them)
+    kept["chains"] = {
+        key: copy.deepcopy(dict(entry)) for key, entry in found.get("chains", {}).items()
+    }
+    places = [(kept, name, shape) for name, shape in wanted.items()] + [
+        (entry, name, (sizes.get(key, 0),))
+        for key, entry in kept["chains"].items()
+        for name, value in entry.items()
+        if isinstance(value, Tensor) and value.ndim
+    ]
+    for holder, name, shape in places:
+        value = holder[name]
         if not isinstance(value, Tensor) or value.shape != torch.Size(shape):
             raise InputError(
-                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape"
+                f"{owner} found a damaged state: {name!r} of path space is not a tensor of shape"
                 f" {shape}, expected what optimizer.state_dict() returned; load another checkpoint."
             )
-        kept[name] = value.detach().to(device, copy=True)
-    for key, entry in found.get("chains", {}).items():
-        kept["chains"][key] = {}
-        for name, value in entry.items():
-            if isinstance(value, Tensor) and value.ndim and len(value) != sizes.get(key):
-                raise InputError(
-                    f"{owner} found a damaged state: the {name!r} of path values has {len(value)}"
-                    f" numbers, expected {sizes.get(key, 0)}; load another checkpoint."
-                )
-            if isinstance(value, Tensor):
-                # (numbers of steps stay where the optimizer has put them)
-                value = value.detach().to(device if value.ndim else value.device, copy=True)
-            kept["chains"][key][name] = value
+        holder[name] = value.detach().to(device, copy=True)
     return kept
 
 
