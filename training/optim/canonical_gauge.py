@@ -119,6 +119,17 @@ def incidence(
     return unit, entry, found.data * np.sign(ids[entry]) * signs[entry]
 
 
+def entries(graph: Structure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The side of every entry of all sides, its own unit (from 0; -1: none, or a product), and the
+    power of that unit's scale.
+    """
+    chosen = sides(graph)
+    of_side = np.repeat(np.arange(len(chosen)), [side.ids.numel() for side in chosen])
+    ids = np.concatenate([NONE, *((s.ids * s.sign).reshape(-1).numpy() for s in chosen)])
+    ids = np.where(np.abs(ids) <= graph.num_units, ids, 0)
+    return of_side, np.abs(ids) - 1, np.sign(ids)
+
+
 @dataclass(frozen=True, eq=False)
 class Canonical:
     """The canonical representative.
@@ -159,12 +170,10 @@ class Votes:
     @classmethod
     def of(cls, graph: Structure, targets: np.ndarray, norms: str, device: torch.device) -> Votes:
         """The entries that have targets."""
-        chosen = sides(graph)
-        every = np.concatenate([NONE, *(side.ids.reshape(-1).numpy() for side in chosen)])
         entry = np.flatnonzero(targets)
-        unit, group = np.abs(every[entry]) - 1, np.arange(len(entry))
+        of_side, own, _ = entries(graph)
+        unit, group = own[entry], np.arange(len(entry))
         if norms == "tensor":
-            of_side = np.repeat(np.arange(len(chosen)), [side.ids.numel() for side in chosen])
             group = np.unique(of_side[entry], return_inverse=True)[1]
         share = 1 / np.bincount(unit, minlength=graph.num_units)[unit]
         # (a count of nothing has integers)
@@ -180,16 +189,19 @@ class Votes:
         return none.index_add_(0, self.unit, self.share * off[self.group])
 
 
-def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
-    """Expected squares of an entry under torch's default initialisation: ``1 / (3
-    inputs)`` for each weight.
+def _nominal(graph: Structure, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Expected squares of all entries under torch's default initialisation: ``1 / (3 inputs)`` for
+    each weight.
 
     For tensors of one dimension (gains, biases) it is 1 for each scalar.
     """
-    edges = torch.ones((), dtype=torch.float64).expand(shape)
-    count = replace(side, shift=0.0).squares(edges)
-    inputs = int(np.prod(shape[1:], dtype=np.int64))
-    return count / (3 * inputs) if len(shape) > 1 else count
+    parts = [np.zeros(0)]
+    for side in sides(graph):
+        shape = tuple(tensors[side.name].shape)
+        edges = torch.ones((), dtype=torch.float64).expand(shape)
+        count = replace(side, shift=0.0).squares(edges).reshape(-1).numpy()
+        parts.append(count / (3 * int(np.prod(shape[1:]))) if len(shape) > 1 else count)
+    return np.concatenate(parts)
 
 
 def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "unit") -> Canonical:
@@ -219,10 +231,14 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     fresh = np.ones(graph.num_units)
     # (balanced units pass sums of squares on: those of both ends of a network cannot
     # be chosen independently)
-    within = _heads_of_groups(graph, tensors, kinds, found.groups)
+    every = np.ones(len(entries(graph)[0]))
+    squares = _squares(graph, tensors, every, np.zeros(graph.num_units)).numpy()
+    within = _heads_of_groups(graph, squares, kinds, found.groups)
     if not (kinds == LEFT).any():
         fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
-    targets = _targets(graph, tensors, kinds, norms, within, fresh)
+    targets = _targets(graph, squares, kinds, within)
+    if norms != "initial":
+        targets = np.where(targets > 0, _nominal(graph, tensors) * fresh[entries(graph)[1]], 0.0)
     votes = Votes.of(graph, targets, norms, torch.device("cpu"))
     expected = np.zeros(graph.num_units)
     np.add.at(expected, votes.unit.numpy(), targets[votes.entry.numpy()])
@@ -266,7 +282,7 @@ def _squares(
 
 def _heads_of_groups(
     graph: Structure,
-    tensors: Mapping[str, Tensor],
+    squares: np.ndarray,
     kinds: np.ndarray,
     groups: Mapping[int, tuple[int, np.ndarray]],
 ) -> dict[int, set[str]]:
@@ -279,18 +295,13 @@ def _heads_of_groups(
         Unit -> the tensors inside its group, which do not depend on the scale of the group.
     """
     inside: dict[int, set[str]] = {}
-    chosen = sides(graph)
+    chosen, (of_side, unit, power) = sides(graph), entries(graph)
     for kept, (sign, members) in groups.items():
-        near = [side for side in chosen if np.isin(side.ids.abs().numpy() - 1, members).any()]
-        ends = {(side.name, side.sign) for side in near}
+        near = np.isin(unit, members)
+        ends = {(chosen[number].name, chosen[number].sign) for number in of_side[near].tolist()}
         within = {name for name, own in ends if (name, -own) in ends}
-        found = [np.zeros(0, np.int64)]
-        for side in near:
-            if side.name not in within:
-                units = side.sign * sign * side.ids.reshape(-1).numpy() - 1
-                squares = side.squares(tensors[side.name].detach()).reshape(-1).cpu().numpy()
-                found.append(units[(squares > 0) & np.isin(units, members)])
-        heads = np.concatenate(found)
+        outer = np.array([side.name not in within for side in chosen], bool)[of_side]
+        heads = unit[near & outer & (power == sign) & (squares > 0)]
         if len(heads):
             kinds[kept], kinds[heads.min()] = BALANCED, sign
             inside[int(heads.min())] = within
@@ -299,46 +310,23 @@ def _heads_of_groups(
 
 def _targets(
     graph: Structure,
-    tensors: Mapping[str, Tensor],
+    squares: np.ndarray,
     kinds: np.ndarray,
-    norms: str,
     within: Mapping[int, set[str]],
-    fresh: np.ndarray,
 ) -> np.ndarray:
-    """Target squares of the entries that determine a unit's norm: those of matrices, or if all of
-    these are 0, the largest of vectors.
-
-    Nominal squares are multiplied by ``fresh``, one number for each unit.
+    """Squares of the entries that determine a unit's norm, 0 for others: those of matrices, or if
+    all of these are 0, the largest of vectors.
     """
-    chosen = sides(graph)
-    squares = _squares(graph, tensors, np.ones(sum(s.ids.numel() for s in chosen)), fresh * 0)
-    found = squares.numpy()
-    parts: list[list[np.ndarray]] = [[NONE], [np.zeros(0, bool)], [np.zeros(0, bool)], [NONE]]
-    for side in chosen:
-        tensor, ids = tensors[side.name], side.ids.reshape(-1).numpy()
-        plain = np.where(np.abs(ids) <= graph.num_units, ids, 0)
-        # (the scale of a group does not depend on what is inside)
-        heads = [head for head, names in within.items() if side.name in names]
-        own = (kinds[np.abs(plain) - 1] == np.sign(plain) * side.sign) & (plain != 0)
-        wanted = nominal(side, tuple(tensor.shape)).reshape(-1).numpy()
-        for part, one in zip(
-            parts,
-            (
-                np.abs(plain) - 1,
-                own & ~np.isin(np.abs(plain) - 1, heads),
-                np.full(len(ids), tensor.dim() < 2),
-                wanted,
-            ),
-            strict=True,
-        ):
-            part.append(one)
-    unit, able, vector, wanted = map(np.concatenate, parts)
-    able &= found > 0
-    with_matrix = np.isin(unit, unit[able & ~vector])
+    chosen, (of_side, unit, power) = sides(graph), entries(graph)
+    vector = np.array([graph.blocks[graph.index[s.name]].shape[1:] == () for s in chosen], bool)
+    vector = vector[of_side]
+    able = (unit >= 0) & (kinds[unit] == power) & (squares > 0)
+    for head, names in within.items():
+        able &= (unit != head) | np.array([s.name not in names for s in chosen], bool)[of_side]
+    lacking = ~np.isin(unit, unit[able & ~vector])
     most = np.zeros(graph.num_units)
-    np.maximum.at(most, unit[able], np.where(vector, found, 0.0)[able])
-    able &= ~vector | (~with_matrix & (found == most[unit]))
-    return np.where(able, found if norms == "initial" else wanted * fresh[unit], 0.0)
+    np.maximum.at(most, unit[able & lacking], squares[able & lacking])
+    return np.where(able & (~vector | lacking & (squares == most[unit])), squares, 0.0)
 
 
 __all__ = [
@@ -352,6 +340,5 @@ __all__ = [
     "Votes",
     "canonical",
     "incidence",
-    "nominal",
     "sides",
 ]

@@ -56,19 +56,11 @@ def find_held(
 
 
 def held_chains(skeleton: Skeleton, chain: np.ndarray, frozen: Iterable[int]) -> np.ndarray:
-    """Mask of the chains that are constant because of frozen weights.
+    """Mask of the chains that are constant because of frozen blocks; the root's is never in it.
 
     The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on
     ``p_k`` changes: those of ``T_in`` alone that enter ``k``, and those outside ``T_out`` that
     leave it. If one of them is frozen, its term is unknown, and the step would change it.
-
-    Args:
-        skeleton: the skeleton.
-        chain: the chain of every id.
-        frozen: positions of the frozen blocks in the graph.
-
-    Returns:
-        A mask of the chains; the root's is never in it.
     """
     count = chain.max() + 1
     edges, held = np.zeros(count, np.int64), np.zeros(count, bool)

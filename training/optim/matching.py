@@ -26,14 +26,7 @@ def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
 
 
 def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Wanted name -> given name, which is the same without the parts that wrappers insert.
-
-    Example:
-        >>> find_names(
-        ...     ["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"]
-        ... )
-        {'0.weight': 'module._orig_mod.0.weight', '1.weight': '1.weight'}
-    """
+    """Wanted name -> given name, which is the same without the parts that wrappers insert."""
     loose: dict[str, list[str]] = {}
     for name in given:
         loose.setdefault(bare(name), []).append(name)
@@ -81,18 +74,9 @@ def match(
     copies of the model, and parameters that were replaced later. Weights of the traced
     model itself may be missing.
 
-    Args:
-        owner: name of the optimizer, for messages.
-        parameters: names (or ``None``) and parameters.
-        graph: the reduction graph of the skeleton.
-
     Returns:
         The position in ``graph.blocks`` of every parameter, ``None`` outside path space; and
         position -> weight of the traced model that is not among the parameters.
-
-    Raises:
-        InputError: a block has no parameter, two of them, or one of another shape.
-        UnsupportedError: parameters are complex or split, or the model adds a constant to one.
     """
     if (name := next((name for name, p in parameters if p.is_complex()), "")) != "":
         raise UnsupportedError(
@@ -165,22 +149,6 @@ def find_tensors(
     They are those of ``model``, if it is given; otherwise those of the traced model, if
     the optimizer has them; else the optimizer's parameters with the names in the graph
     (without prefixes of wrappers).
-
-    Args:
-        owner: the function, for messages.
-        graph: the reduction graph.
-        model: the model, which may be a copy, or wrapped; or ``None``.
-        groups: the parameter groups of the optimizer.
-
-    Raises:
-        InputError: a tensor is missing, or has another shape.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
-        >>> graph = ps.trace(model, torch.ones(1, 2))
-        >>> list(find_tensors("suggest", graph, torch.nn.ModuleDict({"module": model})))
-        ['0.weight']
     """
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
     if model is not None:
@@ -206,10 +174,6 @@ def find_tensors(
 def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
     """The modules of running statistics: ``model.double()`` or ``model.to(device)`` gives
     them other tensors there.
-
-    Args:
-        graph: the reduction graph.
-        model: the model, or ``None`` for the traced one.
     """
     wanted = [name for entry in graph.statistics for name in entry.names]
     modules: Mapping[str, nn.Module] = graph.modules

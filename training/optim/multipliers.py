@@ -61,28 +61,10 @@ class Multipliers:
 
 
 def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
-    """Multipliers of all edges outside the trees and of all chains.
+    """Multipliers of all edges outside the trees and of all chains, from the current weights.
 
-    Args:
-        skeleton: the skeleton; the current weights are used.
-        even: measure edges in the gauge with ``|pre| = |s|``, the same for all rescaled copies;
-            otherwise in that of the current weights.
-
-    Returns:
-        Their distribution; the median is exact to a tenth of a decade.
-
-    Raises:
-        InputError: a skeleton weight is 0.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> model = init_skeleton_(model, skeleton)
-        >>> multipliers(skeleton).largest
-        1.0
+    Edges are measured in the gauge with ``|pre| = |s|``, which is the same for all rescaled copies,
+    or else in that of the weights. The median is exact to a tenth of a decade.
     """
     skeleton = skeleton.live
     graph = skeleton.graph
@@ -139,13 +121,8 @@ def _power(exponent: float) -> float:
 def warn_of_multipliers(
     owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], manner: Manner
 ) -> None:
-    """Warn if an ordinary learning rate would overflow, in words of the weights as they are.
-
-    Args:
-        owner: name of the optimizer.
-        skeleton: its skeleton, perhaps of another copy of the model.
-        given: name -> parameter of the optimizer.
-        manner: the manner of its steps: bounded, or with roots of multipliers.
+    """Warn if an ordinary learning rate would overflow, in words of the weights as they are, which
+    may be those of another copy of the model.
     """
     if manner.cap is not None:
         return
@@ -167,12 +144,7 @@ def warn_of_multipliers(
 
 
 def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
-    """Warn about trained weights of value 0, which relative steps do not change.
-
-    Args:
-        owner: name of the optimizer.
-        given: name -> parameter of the optimizer.
-    """
+    """Warn about trained weights of value 0, which relative steps do not change."""
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}
     if any(zeros.values()):

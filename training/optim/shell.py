@@ -31,19 +31,6 @@ class Shell(Optimizer):
 
     Args:
         optimizer: one optimizer of torch's kind, or several.
-
-    Raises:
-        InputTypeError: an argument is not an optimizer.
-        InputError: two of them have the same parameter.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(3, 2)
-        >>> both = Shell(
-        ...     [torch.optim.Muon([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.01)]
-        ... )
-        >>> [group["lr"] for group in both.param_groups]
-        [0.1, 0.01]
     """
 
     # the entry of a state dict that belongs to the shell, not to an inner optimizer
@@ -334,16 +321,7 @@ def _uncompiled(take: Callable[[Closure | None], Any], closure: Closure | None) 
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state dict from several, with all groups and consecutive numbers of parameters.
-
-    Example:
-        >>> one = {"state": {0: "a"}, "param_groups": [{"lr": 1.0, "params": [0]}]}
-        >>> (
-        ...     join_states([one, one])["state"],
-        ...     [group["params"] for group in join_states([one, one])["param_groups"]],
-        ... )
-        ({0: 'a', 1: 'a'}, [[0], [1]])
-    """
+    """One state dict from several, with all groups and consecutive numbers of parameters."""
     if len(states) == 1:
         return dict(states[0])
     joined: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -359,11 +337,8 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
-    """The reverse of :func:`join_states`.
-
-    Args:
-        state: a joined state, with numbers or (from ``torch.distributed.checkpoint``) names.
-        optimizers: the optimizers, whose groups :func:`expect_order` has found in the state.
+    """The reverse of :func:`join_states`; ``torch.distributed.checkpoint`` puts names in the place
+    of numbers.
     """
     if len(optimizers) == 1:
         return [dict(state)]

@@ -128,23 +128,9 @@ def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_ar
     Units that frozen weights connect to the root are fixed, and so are all factors of a
     product at a frozen weight.
 
-    Args:
-        graph: the reduction graph.
-        names: the tensors that may change.
-
     Returns:
-        The graph of these tensors over merged units; and the integer matrix ``(H, merged)`` from
-        log-scales of merged units to those of units.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> layers = torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        >>> graph = ps.trace(torch.nn.Sequential(*layers), torch.randn(1, 2))
-        >>> (
-        ...     movable(graph, ["0.weight", "0.bias", "2.weight"])[0].num_units,
-        ...     movable(graph, ["0.weight"])[0].num_units,
-        ... )
-        (3, 0)
+        The graph of the tensors that may change over merged units; and the integer matrix
+        ``(H, merged)`` from log-scales of merged units to those of units.
     """
     count = graph.num_units + 1
     scales = UnionFind()

@@ -90,16 +90,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Refuse sharded tensors.
-
-    Args:
-        owner: name of the optimizer.
-        tensors: the tensors.
-        why: the end of the sentence: the reason, and what to do.
-
-    Raises:
-        UnsupportedError: a tensor is sharded.
-    """
+    """Refuse sharded tensors; ``why`` ends the sentence, with what to do."""
     if any(sharded(tensor) for tensor in tensors):
         raise UnsupportedError(
             f"{owner} found parameters sharded over several devices, expected whole tensors: {why}"
@@ -156,16 +147,7 @@ def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None
 
 
 def find_spread(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Spread:
-    """How the parameters of an optimizer are sharded.
-
-    Args:
-        owner: name of the optimizer.
-        named: all its parameters, in the same order on all devices.
-
-    Raises:
-        UnsupportedError: they are sharded in a way that is not supported.
-        InputError: the local part of a tensor does not match its mesh.
-    """
+    """How the parameters of an optimizer are sharded; their order is the same on all devices."""
     indices = tuple(find_indices(owner, name, tensor) for name, tensor in named)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     cuts: list[set[tuple[int, ...]]] = []

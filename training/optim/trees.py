@@ -44,12 +44,6 @@ class TreeProducts:
 
         The products of a path of any length take one multiplication per doubling: of every
         unit's product by that of the unit where it ends so far.
-
-        Args:
-            owner: the optimizer's class, for messages.
-            layout: the index vectors.
-            skeleton: the skeleton.
-            spread: how the tensors are sharded.
         """
         some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
         here = tree = torch.cat(some).double() if some else layout.one[:0]
@@ -132,14 +126,8 @@ def kept_of(
     sizes: Mapping[str, int],
     device: torch.device,
 ) -> dict[str, Any]:
-    """A copy of what a state holds of path space, besides the trees.
-
-    Args:
-        owner: the optimizer's class, for messages.
-        found: the entry of the state.
-        wanted: names of vectors, with their shapes.
-        sizes: for each group, the number of its chains.
-        device: where vectors belong.
+    """A copy of what a state holds of path space, besides the trees; vectors have the shapes
+    ``wanted``, and those of chains the ``sizes`` of their groups.
 
     Raises:
         InputError: a vector is missing, or of another shape.
@@ -169,10 +157,6 @@ def kept_of(
 def skeleton_of(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
     """A skeleton with the trees of a state, if they are others that the same rule and seed
     chose for the same graph.
-
-    Args:
-        skeleton: another skeleton of the graph.
-        kept: a state's entries, of any kind: ``choice``, and ``trees`` of :func:`edges_of`.
     """
     mark, edges, own = kept.get("choice"), kept.get("trees"), edges_of(skeleton)
     if not isinstance(mark, Tensor) or not torch.equal(mark.cpu(), choice(skeleton)):
