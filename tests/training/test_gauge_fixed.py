@@ -23,8 +23,7 @@ from torch.nn import functional as F
 import pathspace as ps
 from pathspace.training import GaugeFixed
 from pathspace.training.optim import canonical_gauge
-from pathspace.training.optim.canonical_gauge import Side
-from pathspace.training.optim.sweeps import EVERY
+from pathspace.training.optim.canonical_gauge import EVERY, Side
 
 
 def both_sides(
@@ -580,14 +579,14 @@ def test_the_search_for_the_gauge_ends_where_rounding_stops_it(
 ) -> None:
     """Sums of 20,000 squares are rounded by as much as the tolerance (34 rounds before)."""
     rounds: list[float] = []
-    deviation = canonical_gauge.Votes.deviation
+    deviation = canonical_gauge.Sweep.deviation
 
     def counted(votes: Any, squares: Tensor) -> Tensor:
         off = deviation(votes, squares)
         rounds.append(float(off.abs().max()))
         return off
 
-    monkeypatch.setattr(canonical_gauge.Votes, "deviation", counted)
+    monkeypatch.setattr(canonical_gauge.Sweep, "deviation", counted)
     torch.manual_seed(2)
     layers = (nn.Linear(20_000, 16), nn.BatchNorm1d(16), nn.ReLU())
     layers += (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))

@@ -13,6 +13,12 @@ it, a canonical network has
 
 For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c .
 phi``, a convex programme; an outer loop finds the ``c`` for the targets.
+
+During training a sweep over all units, now and then, keeps the gauge. If its neighbours do not
+change, a unit is balanced exactly by ``phi += 1/4 log(L / E)``; a unit of fixed norm is corrected
+by ``phi -= 1/2 mean log(E / target)``. A sweep changes all units at once, balanced ones by this
+much over the largest number of scales at one weight: the sum of squares then still decreases, by
+the inequality of arithmetic and geometric means.
 """
 
 from __future__ import annotations
@@ -57,6 +63,8 @@ ROUNDS = 100
 TOLERANCE = 1e-13
 ROUNDED = 1e-11
 ENOUGH = 1e-9
+# a sweep reads and writes all weights, so that not every step has one
+EVERY = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,46 +155,117 @@ class Canonical:
     targets: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class Votes:
-    """The entries that decide on fixed norms: each by itself, or those of a tensor by their sum.
+# a side, its factor, and that of its buffers, if they change
+Moved = tuple[Side, Tensor, Tensor | None]
+
+
+class Sweep:
+    """The sweep over all units of a graph.
+
+    Args:
+        graph: the reduction graph.
+        found: its canonical representative.
+        device: the device of the parameters.
+        norms: as for :func:`pathspace.training.optim.canonical_gauge.canonical`.
 
     Attributes:
-        entry: their positions among the entries of all sides.
-        unit: the unit of each, counted from 0.
-        group: which squares are summed before they are compared.
-        share: the weight of each in the mean of its unit.
-        target: target squares of the groups.
-        units: number of units.
+        sides: sides of weights, over which squares are summed; then the running statistics that
+            are rescaled with them.
+        follows: whether a balanced unit is at an entry, for each of them.
     """
 
-    entry: Tensor
-    unit: Tensor
-    group: Tensor
-    share: Tensor
-    target: Tensor
-    units: int
+    def __init__(
+        self, graph: Structure, found: Canonical, device: torch.device, norms: str
+    ) -> None:
+        weights = sides(graph)
+        runs = [
+            (Side(name, entry.units, 1, None, graph.shifts.get(name, 0.0)), power)
+            for entry in graph.statistics
+            for name, power in entry.powers.items()
+        ]
+        self.sides = [*weights, *(side for side, _ in runs)]
+        self._sizes = [side.ids.numel() for side in self.sides]
+        self._summed = len(weights)
+        unit, entry, power = incidence(graph, self.sides)
+        of_side = np.repeat(np.arange(len(self.sides)), self._sizes)[entry]
+        times = np.array([*(1 for _ in weights), *(power for _, power in runs)])
+        power = power * times[of_side]
+        balanced = found.kinds == BALANCED
+        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[unit]]).tolist()
+        # most scales at one weight, which may change together
+        width = 2 * max(1, abs(graph.expand).sum(1).max(initial=1))
+        alone = 1 / (1 + (found.kinds == LEFT).any())
 
-    @classmethod
-    def of(cls, graph: Structure, targets: np.ndarray, norms: str, device: torch.device) -> Votes:
-        """The entries that have targets."""
-        entry = np.flatnonzero(targets)
-        of_side, own, _ = entries(graph)
-        unit, group = own[entry], np.arange(len(entry))
+        def on(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.as_tensor(array, dtype=dtype, device=device)
+
+        self._unit, self._entry = on(unit), on(entry)
+        self._power = on(power, torch.float64)
+        self._pairs = int((of_side < len(weights)).sum())
+        self._balanced = on(balanced, torch.bool)
+        self._rate = on(np.where(balanced, 1 / width, alone), torch.float64)
+        self._kinds = on(found.kinds, torch.float64)
+        # entries that decide on fixed norms: each by itself, or those of a tensor by their sum
+        voter = np.flatnonzero(found.targets)
+        of_entry, own, _ = entries(graph)
+        voted, group = own[voter], np.arange(len(voter))
         if norms == "tensor":
-            group = np.unique(of_side[entry], return_inverse=True)[1]
-        share = 1 / np.bincount(unit, minlength=graph.num_units)[unit]
-        # (a count of nothing has integers)
-        wanted = np.bincount(group, targets[entry]).astype(float)
-        found = [torch.from_numpy(a).to(device) for a in (entry, unit, group, share, wanted)]
-        return cls(found[0], found[1], found[2], found[3], found[4], graph.num_units)
+            group = np.unique(of_entry[voter], return_inverse=True)[1]
+        share = 1 / np.bincount(voted, minlength=graph.num_units)[voted]
+        self._voter, self._voted, self._group = on(voter), on(voted), on(group)
+        self._share = on(share, torch.float64)
+        self._target = on(np.bincount(group, found.targets[voter]), torch.float64)
+
+    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Moved]]:
+        """The change of the units' log-scales, and the factors of all tensors at them.
+
+        Buffers follow balanced units only. That a unit comes back to a fixed norm is not a change
+        of coordinates but part of the step: first moments that followed would grow by ``1 / f``
+        where the norm shrinks by ``f``, each time, and overflow where ``f^2`` is below their decay.
+
+        Args:
+            tensors: parameters by name.
+
+        Returns:
+            Changes, one for each unit; sides with their factors and those that buffers follow,
+            which are broadcastable to their tensors.
+        """
+        weights = self.sides[: self._summed]
+        squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in weights])
+        n, count = self._pairs, len(self._rate)
+        power = self._power[:n]
+        # sums of entering, then of leaving squares
+        place = self._unit[:n] + count * (power < 0)
+        entering, leaving = (
+            squares.new_zeros(2 * count)
+            .index_add_(0, place, squares[self._entry[:n]] * power.abs())
+            .view(2, -1)
+        )
+        known = self._balanced & (entering > 0) & (leaving > 0)
+        even = torch.where(known, self._rate / 4 * (leaving / entering).log(), 0.0)
+        off = self.deviation(squares)
+        change = even - self._rate / 2 * self._kinds * off
+        factors, followed = self._factors(change), self._factors(even)
+        return change, [
+            (side, factor, mine if follows else None)
+            for side, factor, mine, follows in zip(
+                self.sides, factors, followed, self.follows, strict=True
+            )
+        ]
 
     def deviation(self, squares: Tensor) -> Tensor:
         """Mean of ``log(squares / target)`` for every unit."""
-        found = torch.zeros_like(self.target).index_add_(0, self.group, squares[self.entry])
-        off = torch.where(found > 0, (found / self.target).log(), 0.0)
-        none = self.target.new_zeros(self.units)
-        return none.index_add_(0, self.unit, self.share * off[self.group])
+        found = torch.zeros_like(self._target).index_add_(0, self._group, squares[self._voter])
+        off = torch.where(found > 0, (found / self._target).log(), 0.0)
+        none = self._rate.new_zeros(len(self._rate))
+        return none.index_add_(0, self._voted, self._share * off[self._group])
+
+    def _factors(self, change: Tensor) -> list[Tensor]:
+        """The factor of each side, after changes of log-scales."""
+        logs = change.new_zeros(sum(self._sizes))
+        logs.index_add_(0, self._entry, self._power * change[self._unit])
+        parts = logs.exp_().split(self._sizes)
+        return [part.view(side.ids.shape) for side, part in zip(self.sides, parts, strict=True)]
 
 
 def _nominal(graph: Structure, tensors: Mapping[str, Tensor]) -> np.ndarray:
@@ -239,16 +318,16 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     targets = _targets(graph, squares, kinds, within)
     if norms != "initial":
         targets = np.where(targets > 0, _nominal(graph, tensors) * fresh[entries(graph)[1]], 0.0)
-    votes = Votes.of(graph, targets, norms, torch.device("cpu"))
-    expected = np.zeros(graph.num_units)
-    np.add.at(expected, votes.unit.numpy(), targets[votes.entry.numpy()])
+    wanted, own = targets > 0, entries(graph)[1]
+    expected = np.bincount(own[wanted], targets[wanted], graph.num_units)
     kinds[np.isin(kinds, (ENTERED, LEFT)) & (expected == 0)] = KEPT
     held, free = np.isin(kinds, (ENTERED, LEFT)), kinds != KEPT
     tilt = np.where(held, kinds * np.maximum(expected, 1e-300), 0.0)
     phi, worst = np.zeros(graph.num_units), np.inf
+    sweep = Sweep(graph, Canonical(kinds, phi, targets), torch.device("cpu"), norms)
     for _ in range(ROUNDS):
         phi, before = minimise(pairs, free, tilt, TOLERANCE, phi).phi, worst
-        off = votes.deviation(_squares(graph, tensors, targets, phi)).numpy()
+        off = sweep.deviation(_squares(graph, tensors, targets, phi)).numpy()
         worst = float(np.abs(off).max(initial=0.0))
         # (sums of many squares may be rounded by more than the tolerance, in all further rounds)
         if worst <= TOLERANCE or 0.9 * before < worst <= ROUNDED:
@@ -332,12 +411,13 @@ def _targets(
 __all__ = [
     "BALANCED",
     "ENTERED",
+    "EVERY",
     "KEPT",
     "LEFT",
     "NORMS",
     "Canonical",
     "Side",
-    "Votes",
+    "Sweep",
     "canonical",
     "incidence",
     "sides",

@@ -19,10 +19,9 @@ from pathspace.graph.structure import Structure
 
 from .canonical_gauge import BALANCED, KEPT, Canonical, canonical, incidence, sides
 from .gauge_moves import GaugeMoves, written
-from .matching import find_places, find_tensors
+from .matching import find_places, find_tensors, movable
 from .settings import expect_order, expect_shapes
 from .shell import Closure
-from .sweeps import movable
 from .tensors import refuse_shards
 
 RETURNS = ("canonical", "user")

@@ -11,10 +11,9 @@ from pathspace.gauge.moves import move_, moved
 from pathspace.gauge.transport import transported
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import Canonical
+from .canonical_gauge import EVERY, Canonical, Sweep
 from .matching import Place
 from .shell import Shell
-from .sweeps import EVERY, Sweep
 
 
 class GaugeMoves(Shell):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from traceback import walk_stack
 from typing import Any
 from weakref import ref
 
+import numpy as np
+import torch
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.files.checkpoints import bare
 from pathspace.graph.parts import owner as owner_of
 from pathspace.graph.structure import Structure
+from pathspace.inference.union_find import UnionFind
 from pathspace.models.walk import tensors_of
 
 
@@ -137,6 +142,65 @@ def match(
     return result, {i: graph.parameters[name] for i, name in missing.items()}
 
 
+def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_array]:
+    """Merge units connected by a frozen weight, which is constant only if both
+    ends have the same scale.
+
+    Units that frozen weights connect to the root are fixed, and so are all factors of a
+    product at a frozen weight.
+
+    Returns:
+        The graph of the tensors that may change over merged units; and the integer matrix
+        ``(H, merged)`` from log-scales of merged units to those of units.
+    """
+    count = graph.num_units + 1
+    scales = UnionFind()
+    units = scales.fresh((graph.num_units,))
+    for block in graph.blocks:
+        if block.name not in names:
+            plain = [
+                torch.where(ids.abs() < count, ids, 0)
+                for ids in torch.broadcast_tensors(block.tail, block.head)
+            ]
+            scales.unify(plain[0], plain[1])
+            derived = torch.cat([ids.reshape(-1) for ids in (block.tail, block.head)]).abs()
+            forms = graph.forms[derived[derived >= count].unique().numpy() - count]
+            factors = units[np.unique(forms.nonzero()[1])]
+            scales.unify(factors, torch.zeros_like(factors))
+    merged = scales.solve()
+    new = int(np.abs(merged).max())
+    found = np.flatnonzero(merged)
+    turn = csr_array(
+        (np.sign(merged[found]), (found - 1, np.abs(merged[found]) - 1)),
+        shape=(graph.num_units, new),
+    )
+    derived = new + 1 + torch.arange(graph.forms.shape[0])
+    mapped = torch.cat([torch.from_numpy(merged), derived])
+
+    def moved(ids: Tensor) -> Tensor:
+        return mapped[ids.abs()] * ids.sign()
+
+    joined = replace(
+        graph,
+        blocks=tuple(
+            replace(block, tail=moved(block.tail), head=moved(block.head))
+            for block in graph.blocks
+            if block.name in names
+        ),
+        num_units=new,
+        approximate=np.zeros(0, np.int64),
+        exact=csr_array((new, 0), dtype=np.int64),
+        forms=csr_array(graph.forms @ turn),
+        statistics=tuple(replace(entry, units=moved(entry.units)) for entry in graph.statistics),
+        beyond={
+            name: (moved(tail), moved(head))
+            for name, (tail, head) in graph.beyond.items()
+            if name in names
+        },
+    )
+    return joined, turn
+
+
 # where a buffer is: its module, and its name there
 Place = tuple[ref[nn.Module], str]
 
@@ -195,5 +259,6 @@ __all__ = [
     "find_places",
     "find_tensors",
     "match",
+    "movable",
     "named",
 ]
