@@ -95,21 +95,14 @@ def match(
             " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
             " affine=False), which keeps such parameters out of the gauge."
         )
-    own = {
-        id(graph.parameters[b.name]): i
-        for i, b in enumerate(graph.blocks)
-        if b.name in graph.parameters
-    }
-    result = [own.get(id(parameter)) for _, parameter in parameters]
-    taken = {block for block in result if block is not None}
+    own = {id(p): graph.index[name] for name, p in graph.parameters.items() if name in graph.index}
+    taken = {own[id(p)] for _, p in parameters if id(p) in own}
     alike = find_names((name for name, _ in parameters if name is not None), graph.index)
     index = {given: graph.index[wanted] for wanted, given in alike.items()}
+    named_alike = {name: block for name, block in index.items() if block not in taken}
+    result = [own.get(id(p), named_alike.get(name or "")) for name, p in parameters]
     seen: set[int] = set()
-    for i, (name, parameter) in enumerate(parameters):
-        block = result[i]
-        if block is None and name is not None:
-            block = index.get(name)
-            block = None if block in taken else block
+    for block, (name, parameter) in zip(result, parameters, strict=True):
         if block is None:
             continue
         if tuple(parameter.shape) != graph.blocks[block].shape:
@@ -125,7 +118,6 @@ def match(
                 " differently."
             )
         seen.add(block)
-        result[i] = block
     missing = {i: block.name for i, block in enumerate(graph.blocks) if i not in seen}
     if missing:
         refuse_parts(owner, parameters)

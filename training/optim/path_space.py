@@ -21,7 +21,7 @@ from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
-from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
+from .trees import choice, digest, edges_of, fingerprint, kept_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -399,7 +399,8 @@ class PathSpace(Shell):
             InputError: the state belongs to another optimizer or another skeleton, or is damaged.
         """
         owner, space = self._owner, self.space
-        if not isinstance(found, Mapping) or not torch.equal(self._mark(), mark_of(found)):
+        mark = found.get("fingerprint") if isinstance(found, Mapping) else None
+        if not isinstance(mark, Tensor) or not torch.equal(self._mark(), mark.cpu()):
             raise InputError(
                 f"{owner} found a state dict of another optimizer or skeleton, expected one saved"
                 " with these two trees; rebuild the skeleton with the rule and seed it was trained"

@@ -113,12 +113,6 @@ def edges_of(skeleton: Skeleton) -> Tensor:
     return torch.from_numpy(np.stack([np.stack([tree.block, tree.index]) for tree in trees]))
 
 
-def mark_of(found: Mapping[str, Any]) -> Tensor:
-    """The hash in a state, if there is one."""
-    mark = found.get("fingerprint")
-    return mark.cpu() if isinstance(mark, Tensor) else torch.zeros(0, dtype=torch.uint8)
-
-
 def kept_of(
     owner: str,
     found: Mapping[str, Any],
@@ -180,6 +174,5 @@ __all__ = [
     "expect_tree_weights",
     "fingerprint",
     "kept_of",
-    "mark_of",
     "skeleton_of",
 ]
