@@ -419,6 +419,7 @@ __all__ = [
     "Side",
     "Sweep",
     "canonical",
+    "entries",
     "incidence",
     "sides",
 ]

@@ -17,7 +17,7 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError, expec
 from pathspace.gauge.transport import expect_transport
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import BALANCED, KEPT, Canonical, canonical, incidence, sides
+from .canonical_gauge import BALANCED, KEPT, Canonical, canonical, entries, incidence, sides
 from .gauge_moves import GaugeMoves, written
 from .matching import find_places, find_tensors, movable
 from .settings import expect_order, expect_shapes
@@ -168,14 +168,15 @@ class GaugeFixed(GaugeMoves):
         self._find_sweep()
         self._turns = 0
         # (raises an error before anything is changed)
-        self._buffers()
+        for block in self._graph.blocks:
+            list(self._buffers_of(self._tensors[block.name]))
         with torch.no_grad():
             self._wrap()
             # until the first step, for states that belong to the weights as they were
             stays = return_to == "canonical"
             self._given = {n: t.clone() for n, t in self._tensors.items()} if stays else {}
             # (gradients too: a backward pass may have come before)
-            self._move(self._phi, state=True, weights=stays, gradients=stays)
+            self._move(self._phi, True, weights=stays, gradients=stays, statistics=stays)
             self._written = {name: written(self._tensors[name]) for name in self._given}
 
     # --- the interface of optimizers
@@ -183,7 +184,7 @@ class GaugeFixed(GaugeMoves):
     def _let_go(self) -> None:
         """Move the states to the gauge of the weights."""
         if self.return_to == "user":
-            self._move(-self._phi, state=True)
+            self._move(-self._phi, True)
 
     def _published(self) -> dict[str, Any]:
         """The gauge, as it stands in a state."""
@@ -263,20 +264,19 @@ class GaugeFixed(GaugeMoves):
 
     def _warn_of_kept(self) -> None:
         """Warn about units with weights whose scale no gauge fixes."""
-        kept = np.flatnonzero(self._canonical.kinds == KEPT)
-        names: set[str] = set()
-        units: set[int] = set()
-        for side in sides(self._graph) if len(kept) else ():
-            squares = side.squares(self._tensors[side.name].detach()).reshape(-1).cpu().numpy()
-            unit, entry, _ = incidence(self._graph, [side])
-            if own := set(unit[squares[entry] > 0].tolist()) & set(kept.tolist()):
-                units |= own
-                names.add(side.name)
-        if units:
+        every = sides(self._graph)
+        if not every or not (self._canonical.kinds == KEPT).any():
+            return
+        squares = torch.cat([s.squares(self._tensors[s.name]).detach().reshape(-1) for s in every])
+        unit, entry, _ = incidence(self._graph, every)
+        some = (self._canonical.kinds[unit] == KEPT) & (squares.cpu().numpy()[entry] > 0)
+        if some.any():
+            names = {every[number].name for number in entries(self._graph)[0][entry[some]]}
             warnings.warn(
-                f"GaugeFixed leaves the scales of {len(units)} of {self._graph.num_units} units as"
-                f" they are (at {min(names)!r}; see fixed_units['nothing']), because weights only"
-                " enter or only leave them: rescaled copies may train differently there.",
+                f"GaugeFixed leaves the scales of {len(set(unit[some]))} of {self._graph.num_units}"
+                f" units as they are (at {min(names)!r}; see fixed_units['nothing']), because"
+                " weights only enter or only leave them: rescaled copies may train differently"
+                " there.",
                 stacklevel=3,
             )
 

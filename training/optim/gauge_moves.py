@@ -135,33 +135,17 @@ class GaugeMoves(Shell):
             one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state
         )
 
-    def _buffers(self) -> list[tuple[Tensor, int]]:
-        return [
-            pair
-            for block in self._graph.blocks
-            for pair in self._buffers_of(self._tensors[block.name])
-        ]
-
     def _move(
         self,
         phi: Tensor,
         state: bool = False,
         weights: bool = False,
         gradients: bool = False,
-        statistics: bool | None = None,
+        statistics: bool = False,
     ) -> None:
-        """Apply a gauge transformation.
-
-        Args:
-            phi: its log-scales.
-            state: move the state of the optimizers.
-            weights: move the parameters.
-            gradients: move their gradients.
-            statistics: move running statistics; ``None``: with the weights of a model that
-                remains in the canonical gauge.
+        """Apply a gauge transformation to the states of the optimizers, the parameters, their
+        gradients, and running statistics.
         """
-        if statistics is None:
-            statistics = weights and self.return_to == "canonical"
         for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
             tensor = self._tensors.get(name)
             if tensor is None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.models.values import is_cut
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -58,13 +59,8 @@ class Spread:
 
 
 def sharded(tensor: Tensor) -> TypeIs[DTensor]:
-    """Whether a tensor is sharded over several devices."""
-    if type(tensor) in (Tensor, torch.nn.Parameter):
-        return False
-    # (this import takes half a second)
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    """:func:`is_cut`, for the types of this file."""
+    return is_cut(tensor)
 
 
 def local(tensor: Tensor) -> Tensor:
