@@ -88,8 +88,8 @@ def test_a_step_needs_little_memory(name: str) -> None:
     # the allocator rounds every vector up to 512 bytes
     few = 512 * 12 * len(list(model.parameters()))
     largest = max(p.numel() * p.element_size() for p in model.parameters())
-    assert torch.cuda.memory_allocated() - before < 0.05 * weights + few
+    assert torch.cuda.memory_allocated() - before < 0.06 * weights + few
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
-    # (gradients by path values, and one tensor at a time)
-    assert torch.cuda.max_memory_allocated() - before < 1.05 * weights + few + 2 * largest
+    # (gradients of small tensors by path values, and one tensor at a time)
+    assert torch.cuda.max_memory_allocated() - before < weights + few + 2 * largest

@@ -33,6 +33,7 @@ from .canonical_gauge import canonical
 from .layout import Layout, held_chains
 from .settings import Manner
 from .tensors import (
+    CACHED,
     HALF,
     Entered,
     Factors,
@@ -44,6 +45,7 @@ from .tensors import (
     divided,
     local,
     local_gradient,
+    summed,
     whole,
 )
 from .trees import TreeProducts, expect_tree_weights
@@ -309,13 +311,16 @@ class PathCoordinates:
     def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Give a parameter its gradient by path values."""
         entry, relative = item.entry, self.manner.relative
-        lambdas = item.weight * grad if relative or entry.sums else None
-        total = by_tail(entry, lambdas) if entry.sums and lambdas is not None else None
         some = grad.take(entry.where) if entry.count else None
-        # (what has been summed is no longer needed)
-        memory = lambdas if entry.reduced else None
-        written = lambdas if relative else divided(grad, item.factors, memory)
-        assert written is not None
+        if relative:
+            written = item.weight * grad
+            total = by_tail(entry, written) if entry.sums else None
+        else:
+            total = summed(entry, item.weight, grad) if entry.sums else None
+            # (gradients that are large are divided in place, and multiplied back)
+            if grad.numel() > CACHED and entry.dead is None and item.before is None:
+                item.lent = grad, some
+            written = divided(grad, item.factors, item.lent is not None)
         if entry.dead is not None:
             written.masked_fill_(entry.dead, 0.0)
         written = written.to(item.weight.dtype)
@@ -367,6 +372,12 @@ class PathCoordinates:
                     weight.div_(turned)
             if entry.count:
                 weight.put_(entry.where, tree.at(entry.edges, weight.dtype).to(weight.dtype))
+            if item.lent is not None:
+                grad, some = item.lent
+                for factor in item.factors:
+                    grad.mul_(factor)
+                if some is not None:
+                    grad.put_(entry.where, some)
         for parameter, gradient in inside.grads:
             parameter.grad = gradient
 

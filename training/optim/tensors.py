@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 HALF = (torch.float16, torch.bfloat16)
+# number of elements that, with intermediate results, fit into the cache of a processor
+CACHED = 1 << 17
 # where the factors of a tensor stand among those of all, and the shape in which they broadcast
 Place = tuple[int, tuple[int, ...] | None] | None
 # the local indices for each dimension of a tensor
@@ -227,12 +229,14 @@ class Entered:
         weight: its local part.
         before: its weights before the step, where they are needed.
         factors: its factors by tail and by head.
+        lent: its gradient, if it is divided in place, and that at the edges on the trees.
     """
 
     entry: PathTensor
     weight: Tensor
     before: Tensor | None
     factors: list[Tensor]
+    lent: tuple[Tensor, Tensor | None] | None = None
 
 
 class Guest(NamedTuple):
@@ -288,18 +292,31 @@ class Factors:
         return [found[0] * found[1]] if len(found) == 2 and dtype in HALF else found
 
 
-def divided(tensor: Tensor, factors: Sequence[Tensor], memory: Tensor | None) -> Tensor:
-    """A tensor divided by its factors, in new memory, or in memory that is no longer used."""
-    if not factors:
-        return tensor.clone()
-    for factor in factors:
-        tensor = memory = torch.div(tensor, factor, out=memory)
-    return tensor
+def divided(tensor: Tensor, factors: Sequence[Tensor], in_place: bool) -> Tensor:
+    """A tensor divided by its factors."""
+    found = tensor if in_place else tensor.clone() if not factors else tensor / factors[0]
+    for factor in factors[not in_place :]:
+        found.div_(factor)
+    return found
 
 
 def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
     """Numbers of all edges, summed over those with the same tail, flat."""
     return (products.sum(entry.reduced) if entry.reduced else products).reshape(-1)
+
+
+def summed(entry: PathTensor, weight: Tensor, grad: Tensor) -> Tensor:
+    """Products of weights and gradients, summed over edges with the same tail, flat; of large
+    tensors for a group of rows at a time, which remains in the cache.
+    """
+    if weight.numel() <= CACHED or entry.reduced[:1] != (0,):
+        return by_tail(entry, weight * grad)
+    rows = max(1, CACHED * len(weight) // weight.numel())
+    parts = zip(weight.split(rows), grad.split(rows), strict=True)
+    first, *others = (by_tail(entry, some * other) for some, other in parts)
+    for other in others:
+        first += other
+    return first
 
 
 def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
@@ -325,6 +342,7 @@ def all_true(mask: Tensor) -> bool:
 
 
 __all__ = [
+    "CACHED",
     "HALF",
     "Entered",
     "Factors",
@@ -343,5 +361,6 @@ __all__ = [
     "placement",
     "refuse_shards",
     "sharded",
+    "summed",
     "whole",
 ]
