@@ -33,8 +33,8 @@ from .canonical_gauge import canonical
 from .layout import Layout, held_chains
 from .settings import Manner
 from .tensors import (
-    CACHED,
     HALF,
+    LENT,
     Entered,
     Factors,
     PathTensor,
@@ -154,7 +154,7 @@ class PathCoordinates:
 
     def products(self) -> TreeProducts:
         """The products of the weights along both trees."""
-        return TreeProducts.of(self.owner, self.layout, self.skeleton, self.spread)
+        return TreeProducts.of(self.owner, self.layout, self.spread)
 
     def start(self) -> dict[str, Tensor]:
         """What belongs to the start of a run: the smallest path values and, for a bound, the
@@ -186,7 +186,7 @@ class PathCoordinates:
                 tensor's type.
         """
         products = self.products()
-        expect_tree_weights(self.owner, products.tree, self.layout, self.skeleton)
+        expect_tree_weights(self.owner, products.tree, self.layout)
         if self.manner.relative:
             return
         kept = self.start()
@@ -318,7 +318,8 @@ class PathCoordinates:
         else:
             total = summed(entry, item.weight, grad) if entry.sums else None
             # (gradients that are large are divided in place, and multiplied back)
-            if grad.numel() > CACHED and entry.dead is None and item.before is None:
+            apart = grad.stride() == item.weight.stride()
+            if grad.numel() > LENT and apart and entry.dead is None and item.before is None:
                 item.lent = grad, some
             written = divided(grad, item.factors, item.lent is not None)
         if entry.dead is not None:

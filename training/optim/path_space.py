@@ -122,8 +122,6 @@ class PathSpace(Shell):
         warn_of_dead(owner, skeleton)
         linear = all(isinstance(one, SGD) for one in self.optimizers)
         self.manner = Manner(2 if linear else 1, max_multiplier, bool(relative), min_ratio)
-        self.min_ratio, self.max_multiplier = min_ratio, max_multiplier
-        self.relative = self.manner.relative
         # weights at dead units are constant
         self.skeleton = skeleton.live
         self._space: PathCoordinates | None = None
@@ -147,6 +145,21 @@ class PathSpace(Shell):
                 warn_of_multipliers(owner, skeleton, self.weights, self.manner)
 
     # --- what it works on
+
+    @property
+    def min_ratio(self) -> float:
+        """The smallest ratio of a path value to its value at the start."""
+        return self.manner.min_ratio
+
+    @property
+    def max_multiplier(self) -> float | None:
+        """The bound of the multipliers."""
+        return self.manner.cap
+
+    @property
+    def relative(self) -> bool:
+        """Whether steps are relative to path values."""
+        return self.manner.relative
 
     @property
     def weights(self) -> dict[str, Tensor]:

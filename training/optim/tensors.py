@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 HALF = (torch.float16, torch.bfloat16)
 # number of elements that, with intermediate results, fit into the cache of a processor
 CACHED = 1 << 17
+# number of elements of a gradient whose copy costs more than to multiply it back
+LENT = 1 << 19
 # where the factors of a tensor stand among those of all, and the shape in which they broadcast
 Place = tuple[int, tuple[int, ...] | None] | None
 # the local indices for each dimension of a tensor
@@ -344,6 +346,7 @@ def all_true(mask: Tensor) -> bool:
 __all__ = [
     "CACHED",
     "HALF",
+    "LENT",
     "Entered",
     "Factors",
     "Guest",

@@ -39,7 +39,7 @@ class TreeProducts:
     chains: Tensor
 
     @classmethod
-    def of(cls, owner: str, layout: Layout, skeleton: Skeleton, spread: Spread) -> TreeProducts:
+    def of(cls, owner: str, layout: Layout, spread: Spread) -> TreeProducts:
         """The products of the current weights.
 
         The products of a path of any length take one multiplication per doubling: of every
@@ -54,9 +54,10 @@ class TreeProducts:
             here = tree.index_select(0, places)
             ends = torch.cat([tree, layout.one])
         if tree.device.type == "cpu" and not all_true(tree):
-            expect_tree_weights(owner, tree, layout, skeleton)
+            expect_tree_weights(owner, tree, layout)
         if layout.jumps is None:
             weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
+            skeleton = layout.skeleton
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
             table = torch.cat([table, table.reciprocal()]).to(tree.device)
         else:
@@ -67,7 +68,7 @@ class TreeProducts:
         return cls(tree, here, table, found[0], found[1] * found[2])
 
 
-def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skeleton) -> None:
+def expect_tree_weights(owner: str, tree: Tensor, layout: Layout) -> None:
     """Refuse weights on the trees that are 0, NaN or infinite.
 
     Raises:
@@ -80,7 +81,7 @@ def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skel
     found, name = float(tree[place]), ""
     for block, (flat, start) in layout.spans.items():
         if start <= place < start + len(flat):
-            name = skeleton.graph.blocks[block].name
+            name = layout.skeleton.graph.blocks[block].name
     raise UnsupportedError(
         f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
         + (
