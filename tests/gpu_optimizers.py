@@ -12,7 +12,6 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace.training import GSGD, init_skeleton_
-from pathspace.training.optim.scaling import LAUNCHED
 from tests.training.test_optim_device import MEMBERS, MODELS
 
 DEVICE = "cuda"
@@ -86,10 +85,11 @@ def test_a_step_needs_little_memory(name: str) -> None:
     optimizer = GSGD(model.named_parameters(), lr=0.0, skeleton=skeleton)
     optimizer.step()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    # the allocator rounds every vector up to 512 bytes; so many elements are worth a launch
+    # the allocator rounds every vector up to 512 bytes
     few = 512 * 12 * len(list(model.parameters()))
-    launched = 3 * 4 * min(LAUNCHED, sum(p.numel() for p in model.parameters()))
-    assert torch.cuda.memory_allocated() - before < 0.02 * weights + few
+    largest = max(p.numel() * p.element_size() for p in model.parameters())
+    assert torch.cuda.memory_allocated() - before < 0.06 * weights + few
     torch.cuda.reset_peak_memory_stats()
     optimizer.step()
-    assert torch.cuda.max_memory_allocated() - before < 0.05 * weights + few + launched
+    # (gradients of small tensors by path values, and one tensor at a time)
+    assert torch.cuda.max_memory_allocated() - before < weights + few + 2 * largest

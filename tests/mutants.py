@@ -64,8 +64,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
     "optimizers": (
         50, [f"training/optim/{name}.py" for name in
-             ("shell", "path_space", "coordinates", "layout", "trees", "scaling", "descents",
-              "gauge_fixed", "gauge_moves", "sweeps", "canonical_gauge", "multipliers")],
+             ("shell", "path_space", "coordinates", "layout", "trees", "tensors", "descents",
+              "gauge_fixed", "gauge_moves", "canonical_gauge", "multipliers")],
         ["steps_by_hand", "gsgd_oracle", "path_space", "optim_path_values", "optim_options",
          "gauge_fixed",
          "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),

@@ -25,9 +25,8 @@ from pathspace.shown import Shown
 
 from .optim.canonical_gauge import canonical
 from .optim.gauge_fixed import GaugeFixed
-from .optim.matching import find_tensors
+from .optim.matching import find_tensors, movable
 from .optim.multipliers import LARGE, Multipliers, multipliers
-from .optim.sweeps import movable
 
 # relative change of all matrices together in one step, without a test of rates; trained weights
 # that are not at a minimum of the loss tolerate it

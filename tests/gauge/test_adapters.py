@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 import pathspace as ps
 from pathspace.training import GAdam, GaugeFixed
 from pathspace.training.experiments.adapters import LoRARite, lora_plus
-from pathspace.training.optim.sweeps import movable
+from pathspace.training.optim.matching import movable
 
 WIDTH, RANK = 6, 2
 

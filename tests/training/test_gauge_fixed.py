@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.gauge.moves import move_
 from pathspace.training import GaugeFixed
 from pathspace.training.optim import canonical_gauge
-from pathspace.training.optim.canonical_gauge import Side
-from pathspace.training.optim.gauge_moves import move_together_
-from pathspace.training.optim.sweeps import _width
+from pathspace.training.optim.canonical_gauge import EVERY, Side
 
 
 def both_sides(
@@ -141,7 +137,7 @@ def test_norms_are_kept_while_training(norms: str) -> None:
             wanted = rows[name]
         return found.sum() / wanted.sum() - 1 if norms == "tensor" else found / wanted - 1
 
-    for steps, tolerance in ((0, 1e-10), (30, 0.2)):
+    for steps, tolerance in ((0, 1e-10), (30, 0.3)):
         train(model, optimizer, x, y, steps)
         for name, p in model.named_parameters():
             if p.dim() == 4:
@@ -172,7 +168,8 @@ def test_large_rates_turn_weights_of_fixed_norm_and_nothing_overflows(kind: str)
             angles.append(1 - nn.functional.cosine_similarity(before, after).mean())
             assert all(p.isfinite().all() and p.abs().max() < 1e3 for p in model.parameters())
         turned.append(float(torch.stack(angles[50:]).mean().sqrt()))
-    assert turned[1] > 2 * turned[0]
+    # (steps so large are chaotic)
+    assert turned[1] > 1.5 * turned[0]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mlp", "adamw"), ("gpt", "sgd"), ("resnet", "adamw")])
@@ -186,19 +183,22 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
     twin = copy.deepcopy(model)
     slow = OPTIMIZERS[kind](twin)
     balanced = optimizer.fixed_units["balanced"] - 1
-    touched = np.zeros(graph.num_units, bool)
-    for _ in range(len(optimizer.sets)):
+    for number in range(2 * EVERY):
         before = optimizer.phi.numpy()
         train(twin, slow, x, y, 1)
         entering, leaving = both_sides(graph, dict(twin.named_parameters()))
         train(model, optimizer, x, y, 1)
         change = optimizer.phi.numpy() - before
-        moved = np.abs(change) > 0
-        some = balanced[moved[balanced]]
+        assert (np.abs(change) > 0).any() == (number % EVERY == 0)
+        if number % EVERY:
+            continue
+        # (half of what is exact for each alone, because two scales change at one weight)
         np.testing.assert_allclose(
-            change[some], 0.25 * np.log(leaving[some] / entering[some]), rtol=1e-6, atol=1e-14
+            change[balanced],
+            np.log(leaving[balanced] / entering[balanced]) / 8,
+            rtol=1e-6,
+            atol=1e-14,
         )
-        touched |= moved
         followed = np.zeros_like(change)
         followed[balanced] = change[balanced]
         ps.rescale_(twin, graph, torch.from_numpy(followed), slow, keep_trajectory=False)
@@ -211,21 +211,6 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
                 torch.testing.assert_close(
                     states[0][key][part], states[1][key][part], rtol=1e-8, atol=1e-12
                 )
-    assert touched.all()
-
-
-def test_sets_of_units_are_independent() -> None:
-    model, x, _ = made(resnet)
-    graph = ps.trace(model, x[:2])
-    optimizer = GaugeFixed(torch.optim.SGD(model.parameters()), graph)
-    assert sum(len(units.units) for units in optimizer.sets) == graph.num_units
-    for units in optimizer.sets:
-        inside = np.isin(np.arange(graph.num_units + 1), units.units.numpy() + 1)
-        for block in graph.blocks:
-            assert not (
-                torch.from_numpy(inside)[block.head.abs()]
-                & torch.from_numpy(inside)[block.tail.abs()]
-            ).any()
 
 
 def test_a_disturbance_is_undone_by_sweeps() -> None:
@@ -235,8 +220,8 @@ def test_a_disturbance_is_undone_by_sweeps() -> None:
     ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     model(x).sum().backward()
     previous = np.inf
-    for _ in range(30):
-        for _ in range(4):
+    for _ in range(100):
+        for _ in range(EVERY):
             optimizer.step()
         entering, leaving = both_sides(graph, dict(model.named_parameters()))
         worst = abs(np.log(entering / leaving)).max()
@@ -538,21 +523,11 @@ def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
             optimizer.step = torch.compile(optimizer.step, backend=backend)  # type: ignore[method-assign]
         losses.append(train(one, optimizer, x, y, 4))
         known = len(frames)
-        losses[-1] = np.append(losses[-1], train(one, optimizer, x, y, 2 * len(optimizer.sets)))
-        # whichever set of units a sweep treats
+        losses[-1] = np.append(losses[-1], train(one, optimizer, x, y, 2 * EVERY))
+        # with a sweep or without
         assert len(frames) == known
     assert len(losses[0]) == len(losses[1])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
-
-
-def test_the_width_of_a_sweep_is_the_largest_sum_of_powers_at_one_weight() -> None:
-    """By hand: two sides of w have at most 3 and 1.5 scales at one entry, the side of v has 4."""
-    sides = [SimpleNamespace(name=name) for name in ("w", "w", "v")]
-    starts, entry = np.array([0, 3, 5, 6]), np.array([0, 0, 2, 3, 5])
-    power = np.array([1.0, -2.0, 1.0, 1.5, 4.0])
-    assert _width(sides, starts, entry, power) == 4.5  # type: ignore[arg-type]
-    power[-1] = 5.0
-    assert _width(sides, starts, entry, power) == 5.0  # type: ignore[arg-type]
 
 
 def test_moments_move_only_where_a_unit_is_balanced() -> None:
@@ -563,28 +538,9 @@ def test_moments_move_only_where_a_unit_is_balanced() -> None:
     ).append(nn.Linear(5, 3))
     graph = ps.trace(model, torch.randn(8, 4))
     fixed = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=0.1), graph)
-    seen = set()
-    for chosen in fixed.sets:
-        entries = [side.ids.numel() for side in chosen.moved]
-        at = chosen.entry[chosen.balanced[chosen.unit]]
-        counts = torch.bincount(at, minlength=sum(entries)).split(entries)
-        assert chosen.follows == tuple(bool(count.any()) for count in counts)
-        seen |= set(chosen.follows)
-    assert seen == {True, False}
-
-
-def test_short_tensors_move_together_as_one_by_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for constant in (1.0, 1e-5):
-        kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float32)
-        many = [torch.randn(3, n, generator=generator).to(kind) for n, kind in enumerate(kinds, 1)]
-        factors = [torch.rand(1, one.shape[1], generator=generator).double() for one in many]
-        one_by_one = [
-            move_(one.clone(), factor, torch.ones_like(factor), constant)
-            for one, factor in zip(many, factors, strict=True)
-        ]
-        move_together_(list(zip(many, factors, strict=True)), constant)
-        assert all(map(torch.equal, many, one_by_one))
+    follows = dict(zip((side.name for side in fixed.sweep.sides), fixed.sweep.follows, strict=True))
+    balanced = {"1.weight", "1.bias", "3.weight", "4.weight", "4.bias", "6.weight"}
+    assert {name for name, on in follows.items() if on} == balanced
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -623,14 +579,14 @@ def test_the_search_for_the_gauge_ends_where_rounding_stops_it(
 ) -> None:
     """Sums of 20,000 squares are rounded by as much as the tolerance (34 rounds before)."""
     rounds: list[float] = []
-    deviation = canonical_gauge._Votes.deviation
+    deviation = canonical_gauge.Sweep.deviation
 
-    def counted(votes: Any, phi: np.ndarray) -> np.ndarray:
-        off = deviation(votes, phi)
-        rounds.append(float(np.abs(off).max()))
+    def counted(votes: Any, squares: Tensor) -> Tensor:
+        off = deviation(votes, squares)
+        rounds.append(float(off.abs().max()))
         return off
 
-    monkeypatch.setattr(canonical_gauge._Votes, "deviation", counted)
+    monkeypatch.setattr(canonical_gauge.Sweep, "deviation", counted)
     torch.manual_seed(2)
     layers = (nn.Linear(20_000, 16), nn.BatchNorm1d(16), nn.ReLU())
     layers += (nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))

@@ -13,12 +13,18 @@ it, a canonical network has
 
 For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c .
 phi``, a convex programme; an outer loop finds the ``c`` for the targets.
+
+During training a sweep over all units, now and then, keeps the gauge. If its neighbours do not
+change, a unit is balanced exactly by ``phi += 1/4 log(L / E)``; a unit of fixed norm is corrected
+by ``phi -= 1/2 mean log(E / target)``. A sweep changes all units at once, balanced ones by this
+much over the largest number of scales at one weight: the sum of squares then still decreases, by
+the inequality of arithmetic and geometric means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -38,6 +44,7 @@ from pathspace.gauge.pairs import Pairs
 from pathspace.gauge.programme import minimise
 from pathspace.graph.structure import Structure
 
+NONE = np.zeros(0, np.int64)
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
 _KINDS = {
@@ -56,6 +63,8 @@ ROUNDS = 100
 TOLERANCE = 1e-13
 ROUNDED = 1e-11
 ENOUGH = 1e-9
+# a sweep reads and writes all weights, so that not every step has one
+EVERY = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,32 +111,31 @@ def sides(graph: Structure) -> list[Side]:
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class Incidence:
+def incidence(
+    graph: Structure, chosen: Sequence[Side]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The units of the entries of some sides.
 
-    Attributes:
-        unit: units, counted from 0.
-        entry: position in the concatenation of all entries.
-        power: power of the unit's scale by which a rescaling multiplies the weights of the entry.
+    Returns:
+        Units, counted from 0; the position of the entry of each, in the order of all entries; and
+        the power of the unit's scale by which a rescaling multiplies the weights there.
     """
-
-    unit: np.ndarray
-    entry: np.ndarray
-    power: np.ndarray
-
-
-def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
-    """The incidence of units and entries."""
-    ids = np.concatenate(
-        [np.zeros(0, np.int64), *(side.ids.reshape(-1).numpy() for side in chosen)]
-    )
-    signs = np.concatenate(
-        [np.zeros(0, np.int64), *(np.full(side.ids.numel(), side.sign) for side in chosen)]
-    )
+    ids = np.concatenate([NONE, *(side.ids.reshape(-1).numpy() for side in chosen)])
+    signs = np.concatenate([NONE, *(np.full(side.ids.numel(), side.sign) for side in chosen)])
     found = csr_array(graph.expand[:, 1:])[np.abs(ids)].tocoo()
     entry, unit = found.coords
-    return Incidence(unit, entry, found.data * np.sign(ids[entry]) * signs[entry])
+    return unit, entry, found.data * np.sign(ids[entry]) * signs[entry]
+
+
+def entries(graph: Structure) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The side of every entry of all sides, its own unit (from 0; -1: none, or a product), and the
+    power of that unit's scale.
+    """
+    chosen = sides(graph)
+    of_side = np.repeat(np.arange(len(chosen)), [side.ids.numel() for side in chosen])
+    ids = np.concatenate([NONE, *((s.ids * s.sign).reshape(-1).numpy() for s in chosen)])
+    ids = np.where(np.abs(ids) <= graph.num_units, ids, 0)
+    return of_side, np.abs(ids) - 1, np.sign(ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,25 +146,141 @@ class Canonical:
         kinds: the kind of every unit: balanced, fixed norm of the entering or of the
             leaving weights, or unchanged.
         phi: log-scales from the current to the canonical gauge, ``(H,)``.
-        targets: side (position in :func:`sides`) -> target squares of its entries, 0 for
-            entries that are not used.
+        targets: target squares of the entries of all :func:`sides`, one side after the other; 0
+            for those that decide on no norm.
     """
 
     kinds: np.ndarray
     phi: np.ndarray
-    targets: Mapping[int, np.ndarray]
+    targets: np.ndarray
 
 
-def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
-    """Expected squares of an entry under torch's default initialisation: ``1 / (3
-    inputs)`` for each weight.
+# a side, its factor, and that of its buffers, if they change
+Moved = tuple[Side, Tensor, Tensor | None]
+
+
+class Sweep:
+    """The sweep over all units of a graph.
+
+    Args:
+        graph: the reduction graph.
+        found: its canonical representative.
+        device: the device of the parameters.
+        norms: as for :func:`pathspace.training.optim.canonical_gauge.canonical`.
+
+    Attributes:
+        sides: sides of weights, over which squares are summed; then the running statistics that
+            are rescaled with them.
+        follows: whether a balanced unit is at an entry, for each of them.
+    """
+
+    def __init__(
+        self, graph: Structure, found: Canonical, device: torch.device, norms: str
+    ) -> None:
+        weights = sides(graph)
+        runs = [
+            (Side(name, entry.units, 1, None, graph.shifts.get(name, 0.0)), power)
+            for entry in graph.statistics
+            for name, power in entry.powers.items()
+        ]
+        self.sides = [*weights, *(side for side, _ in runs)]
+        self._sizes = [side.ids.numel() for side in self.sides]
+        self._summed = len(weights)
+        unit, entry, power = incidence(graph, self.sides)
+        of_side = np.repeat(np.arange(len(self.sides)), self._sizes)[entry]
+        times = np.array([*(1 for _ in weights), *(power for _, power in runs)])
+        power = power * times[of_side]
+        balanced = found.kinds == BALANCED
+        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[unit]]).tolist()
+        # most scales at one weight, which may change together
+        width = 2 * max(1, abs(graph.expand).sum(1).max(initial=1))
+        alone = 1 / (1 + (found.kinds == LEFT).any())
+
+        def on(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.as_tensor(array, dtype=dtype, device=device)
+
+        self._unit, self._entry = on(unit), on(entry)
+        self._power = on(power, torch.float64)
+        self._pairs = int((of_side < len(weights)).sum())
+        self._balanced = on(balanced, torch.bool)
+        self._rate = on(np.where(balanced, 1 / width, alone), torch.float64)
+        self._kinds = on(found.kinds, torch.float64)
+        # entries that decide on fixed norms: each by itself, or those of a tensor by their sum
+        voter = np.flatnonzero(found.targets)
+        of_entry, own, _ = entries(graph)
+        voted, group = own[voter], np.arange(len(voter))
+        if norms == "tensor":
+            group = np.unique(of_entry[voter], return_inverse=True)[1]
+        share = 1 / np.bincount(voted, minlength=graph.num_units)[voted]
+        self._voter, self._voted, self._group = on(voter), on(voted), on(group)
+        self._share = on(share, torch.float64)
+        self._target = on(np.bincount(group, found.targets[voter]), torch.float64)
+
+    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Moved]]:
+        """The change of the units' log-scales, and the factors of all tensors at them.
+
+        Buffers follow balanced units only. That a unit comes back to a fixed norm is not a change
+        of coordinates but part of the step: first moments that followed would grow by ``1 / f``
+        where the norm shrinks by ``f``, each time, and overflow where ``f^2`` is below their decay.
+
+        Args:
+            tensors: parameters by name.
+
+        Returns:
+            Changes, one for each unit; sides with their factors and those that buffers follow,
+            which are broadcastable to their tensors.
+        """
+        weights = self.sides[: self._summed]
+        squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in weights])
+        n, count = self._pairs, len(self._rate)
+        power = self._power[:n]
+        # sums of entering, then of leaving squares
+        place = self._unit[:n] + count * (power < 0)
+        entering, leaving = (
+            squares.new_zeros(2 * count)
+            .index_add_(0, place, squares[self._entry[:n]] * power.abs())
+            .view(2, -1)
+        )
+        known = self._balanced & (entering > 0) & (leaving > 0)
+        even = torch.where(known, self._rate / 4 * (leaving / entering).log(), 0.0)
+        off = self.deviation(squares)
+        change = even - self._rate / 2 * self._kinds * off
+        factors, followed = self._factors(change), self._factors(even)
+        return change, [
+            (side, factor, mine if follows else None)
+            for side, factor, mine, follows in zip(
+                self.sides, factors, followed, self.follows, strict=True
+            )
+        ]
+
+    def deviation(self, squares: Tensor) -> Tensor:
+        """Mean of ``log(squares / target)`` for every unit."""
+        found = torch.zeros_like(self._target).index_add_(0, self._group, squares[self._voter])
+        off = torch.where(found > 0, (found / self._target).log(), 0.0)
+        none = self._rate.new_zeros(len(self._rate))
+        return none.index_add_(0, self._voted, self._share * off[self._group])
+
+    def _factors(self, change: Tensor) -> list[Tensor]:
+        """The factor of each side, after changes of log-scales."""
+        logs = change.new_zeros(sum(self._sizes))
+        logs.index_add_(0, self._entry, self._power * change[self._unit])
+        parts = logs.exp_().split(self._sizes)
+        return [part.view(side.ids.shape) for side, part in zip(self.sides, parts, strict=True)]
+
+
+def _nominal(graph: Structure, tensors: Mapping[str, Tensor]) -> np.ndarray:
+    """Expected squares of all entries under torch's default initialisation: ``1 / (3 inputs)`` for
+    each weight.
 
     For tensors of one dimension (gains, biases) it is 1 for each scalar.
     """
-    edges = torch.ones((), dtype=torch.float64).expand(shape)
-    count = Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(edges)
-    inputs = int(np.prod(shape[1:], dtype=np.int64))
-    return count / (3 * inputs) if len(shape) > 1 else count
+    parts = [np.zeros(0)]
+    for side in sides(graph):
+        shape = tuple(tensors[side.name].shape)
+        edges = torch.ones((), dtype=torch.float64).expand(shape)
+        count = replace(side, shift=0.0).squares(edges).reshape(-1).numpy()
+        parts.append(count / (3 * int(np.prod(shape[1:]))) if len(shape) > 1 else count)
+    return np.concatenate(parts)
 
 
 def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "unit") -> Canonical:
@@ -183,23 +307,27 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     kinds = np.full(graph.num_units, BALANCED)
     for reason, units in found.reasons.items():
         kinds[units - 1] = _KINDS.get(reason, KEPT)
-    chosen = sides(graph)
-    within = _heads_of_groups(chosen, tensors, kinds, found.groups)
     fresh = np.ones(graph.num_units)
     # (balanced units pass sums of squares on: those of both ends of a network cannot
     # be chosen independently)
+    every = np.ones(len(entries(graph)[0]))
+    squares = _squares(graph, tensors, every, np.zeros(graph.num_units)).numpy()
+    within = _heads_of_groups(graph, squares, kinds, found.groups)
     if not (kinds == LEFT).any():
         fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
-    votes = _votes(graph, chosen, tensors, kinds, norms, within, fresh)
-    free = kinds != KEPT
-    held = np.isin(kinds, (ENTERED, LEFT))
-    kinds[held & (votes.count == 0)] = KEPT
+    targets = _targets(graph, squares, kinds, within)
+    if norms != "initial":
+        targets = np.where(targets > 0, _nominal(graph, tensors) * fresh[entries(graph)[1]], 0.0)
+    wanted, own = targets > 0, entries(graph)[1]
+    expected = np.bincount(own[wanted], targets[wanted], graph.num_units)
+    kinds[np.isin(kinds, (ENTERED, LEFT)) & (expected == 0)] = KEPT
     held, free = np.isin(kinds, (ENTERED, LEFT)), kinds != KEPT
-    tilt = np.where(held, kinds * np.maximum(votes.expected, 1e-300), 0.0)
+    tilt = np.where(held, kinds * np.maximum(expected, 1e-300), 0.0)
     phi, worst = np.zeros(graph.num_units), np.inf
+    sweep = Sweep(graph, Canonical(kinds, phi, targets), torch.device("cpu"), norms)
     for _ in range(ROUNDS):
         phi, before = minimise(pairs, free, tilt, TOLERANCE, phi).phi, worst
-        off = votes.deviation(phi)
+        off = sweep.deviation(_squares(graph, tensors, targets, phi)).numpy()
         worst = float(np.abs(off).max(initial=0.0))
         # (sums of many squares may be rounded by more than the tolerance, in all further rounds)
         if worst <= TOLERANCE or 0.9 * before < worst <= ROUNDED:
@@ -210,54 +338,30 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
             f"GaugeFixed found norms that differ from those wanted by {worst:.0e} after {ROUNDS}"
             " rounds; start from weights that are not zero."
         )
-    return Canonical(kinds, phi, votes.targets)
+    return Canonical(kinds, phi, targets)
 
 
-class _Votes:
-    """The deviation of units with a fixed norm from their targets, averaged over tensors."""
-
-    def __init__(
-        self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str
-    ) -> None:
-        self.graph, self.sides, self.norms = graph, chosen, norms
-        self.tensors = {
-            side.name: tensors[side.name].detach().double().cpu() + graph.shifts.get(side.name, 0.0)
-            for side in chosen
-        }
-        self.targets: dict[int, np.ndarray] = {}
-        self.unit: dict[int, np.ndarray] = {}
-        self.count, self.expected = np.zeros(graph.num_units), np.zeros(graph.num_units)
-
-    def squares(self, number: int, phi: np.ndarray) -> np.ndarray:
-        """Squares of the entries of a side after a rescaling."""
-        side = self.sides[number]
-        value = self.tensors[side.name]
-        logs = torch.from_numpy(self.graph.expand @ np.concatenate([[0.0], phi]))
-        for other in self.sides:
-            if other.name == side.name:
-                value = value * (logs[other.ids.abs()] * other.ids.sign() * other.sign).exp()
-        return (
-            Side(side.name, side.ids, side.sign, side.unused, 0.0)
-            .squares(value)
-            .reshape(-1)
-            .numpy()
-        )
-
-    def deviation(self, phi: np.ndarray) -> np.ndarray:
-        """Mean of ``log(squares / target)`` for every unit."""
-        total = np.zeros(self.graph.num_units)
-        for number, target in self.targets.items():
-            some = target > 0
-            found, wanted = self.squares(number, phi)[some], target[some]
-            if self.norms == "tensor":
-                found, wanted = np.full_like(found, found.sum()), np.full_like(wanted, wanted.sum())
-            np.add.at(total, self.unit[number][some], np.log(found / wanted))
-        return total / np.maximum(self.count, 1)
+def _squares(
+    graph: Structure, tensors: Mapping[str, Tensor], wanted: np.ndarray, phi: np.ndarray
+) -> Tensor:
+    """Squares of the entries of all sides after a rescaling, 0 for sides where none is wanted."""
+    factors = graph.gauge_factors(torch.from_numpy(phi))
+    parts, start = [torch.zeros(0, dtype=torch.float64)], 0
+    for side in sides(graph):
+        count = side.ids.numel()
+        if not wanted[start : start + count].any():
+            parts.append(torch.zeros(count, dtype=torch.float64))
+        else:
+            head, tail = factors[side.name]
+            value = (tensors[side.name].detach().double().cpu() + side.shift) * head / tail
+            parts.append(replace(side, shift=0.0).squares(value).reshape(-1))
+        start += count
+    return torch.cat(parts)
 
 
 def _heads_of_groups(
-    chosen: list[Side],
-    tensors: Mapping[str, Tensor],
+    graph: Structure,
+    squares: np.ndarray,
     kinds: np.ndarray,
     groups: Mapping[int, tuple[int, np.ndarray]],
 ) -> dict[int, set[str]]:
@@ -270,86 +374,52 @@ def _heads_of_groups(
         Unit -> the tensors inside its group, which do not depend on the scale of the group.
     """
     inside: dict[int, set[str]] = {}
+    chosen, (of_side, unit, power) = sides(graph), entries(graph)
     for kept, (sign, members) in groups.items():
-        near = [side for side in chosen if np.isin(side.ids.abs().numpy() - 1, members).any()]
-        ends = {(side.name, side.sign) for side in near}
+        near = np.isin(unit, members)
+        ends = {(chosen[number].name, chosen[number].sign) for number in of_side[near].tolist()}
         within = {name for name, own in ends if (name, -own) in ends}
-        found = [np.zeros(0, np.int64)]
-        for side in near:
-            if side.name not in within:
-                units = side.sign * sign * side.ids.reshape(-1).numpy() - 1
-                squares = side.squares(tensors[side.name].detach()).reshape(-1).cpu().numpy()
-                found.append(units[(squares > 0) & np.isin(units, members)])
-        heads = np.concatenate(found)
+        outer = np.array([side.name not in within for side in chosen], bool)[of_side]
+        heads = unit[near & outer & (power == sign) & (squares > 0)]
         if len(heads):
             kinds[kept], kinds[heads.min()] = BALANCED, sign
             inside[int(heads.min())] = within
     return inside
 
 
-def _votes(
+def _targets(
     graph: Structure,
-    chosen: list[Side],
-    tensors: Mapping[str, Tensor],
+    squares: np.ndarray,
     kinds: np.ndarray,
-    norms: str,
     within: Mapping[int, set[str]],
-    fresh: np.ndarray,
-) -> _Votes:
-    """The sides that determine a unit's norm: those of matrices, or if all of these
-    are 0, the largest vector.
-
-    Nominal squares are multiplied by ``fresh``, one number for each unit.
+) -> np.ndarray:
+    """Squares of the entries that determine a unit's norm, 0 for others: those of matrices, or if
+    all of these are 0, the largest of vectors.
     """
-    result = _Votes(graph, chosen, tensors, norms)
-    zero = np.zeros(graph.num_units)
-    for vectors in (False, True):
-        lacking = (result.count == 0) & np.isin(kinds, (ENTERED, LEFT))
-        most = np.zeros(graph.num_units)
-        able: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        for number, side in enumerate(chosen):
-            if (result.tensors[side.name].dim() < 2) is not vectors:
-                continue
-            ids = side.ids.reshape(-1).numpy()
-            unit = np.where(np.abs(ids) <= graph.num_units, np.abs(ids), 0) - 1
-            squares = result.squares(number, zero)
-            some = (
-                (unit >= 0)
-                & lacking[unit]
-                & (kinds[unit] == np.sign(ids) * side.sign)
-                & (squares > 0)
-            )
-            some &= ~np.isin(unit, [head for head, names in within.items() if side.name in names])
-            np.maximum.at(most, unit[some], squares[some])
-            able[number] = unit, squares, some
-        for number, (unit, squares, some) in able.items():
-            if vectors:
-                some = some & (squares == most[unit])
-            if some.any():
-                side = chosen[number]
-                shape = tuple(result.tensors[side.name].shape)
-                wanted = (
-                    squares
-                    if norms == "initial"
-                    else nominal(side, shape).reshape(-1).numpy() * fresh[unit]
-                )
-                result.targets[number] = np.where(some, wanted, 0.0)
-                result.unit[number] = unit
-                np.add.at(result.count, unit[some], 1)
-                np.add.at(result.expected, unit[some], wanted[some])
-    return result
+    chosen, (of_side, unit, power) = sides(graph), entries(graph)
+    vector = np.array([graph.blocks[graph.index[s.name]].shape[1:] == () for s in chosen], bool)
+    vector = vector[of_side]
+    able = (unit >= 0) & (kinds[unit] == power) & (squares > 0)
+    for head, names in within.items():
+        able &= (unit != head) | np.array([s.name not in names for s in chosen], bool)[of_side]
+    lacking = ~np.isin(unit, unit[able & ~vector])
+    most = np.zeros(graph.num_units)
+    np.maximum.at(most, unit[able & lacking], squares[able & lacking])
+    return np.where(able & (~vector | lacking & (squares == most[unit])), squares, 0.0)
 
 
 __all__ = [
     "BALANCED",
     "ENTERED",
+    "EVERY",
     "KEPT",
     "LEFT",
     "NORMS",
     "Canonical",
-    "Incidence",
     "Side",
+    "Sweep",
     "canonical",
+    "entries",
     "incidence",
+    "sides",
 ]
-__all__ += ["nominal", "sides"]

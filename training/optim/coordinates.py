@@ -30,33 +30,26 @@ from pathspace.errors import UnsupportedError
 from pathspace.paths.skeleton import Skeleton
 
 from .canonical_gauge import canonical
-from .layout import held_chains, make_layout
-from .scaling import (
-    Factors,
-    by_tail,
-    enter_,
-    leave_,
-    leave_exactly_,
-    leave_relatively_,
-    put_right_,
-)
+from .layout import Layout, held_chains
 from .settings import Manner
 from .tensors import (
+    HALF,
+    LENT,
     Entered,
-    Layout,
+    Factors,
     PathTensor,
     Spread,
     all_true,
     as_gradient,
-    fill,
-    like,
+    by_tail,
+    divided,
     local,
     local_gradient,
+    summed,
     whole,
 )
 from .trees import TreeProducts, expect_tree_weights
 
-HALF = (torch.float16, torch.bfloat16)
 # products of two such numbers are numbers of float32
 SMALL = 1e-18
 
@@ -67,7 +60,6 @@ class Inside:
 
     Attributes:
         products: the products along the trees.
-        scale: factors of all tensors by tail, then by head.
         values: the path values of chains, as the optimizer sees them.
         straight: whether weights stand as they are, with gradients divided twice.
         items: what has entered of each tensor.
@@ -75,10 +67,9 @@ class Inside:
     """
 
     products: TreeProducts
-    scale: Factors
     values: Tensor
     straight: bool
-    items: list[Entered | None]
+    items: list[Entered]
     grads: list[tuple[Tensor, Tensor | None]]
 
 
@@ -116,7 +107,7 @@ class PathCoordinates:
                 f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))},"
                 " expected one device; give every device a model of its own."
             )
-        self.layout: Layout = make_layout(skeleton, entries, spread, groups, manner.cap)
+        self.layout = Layout(skeleton, entries, spread, groups, manner.cap)
         self.entries = self.layout.entries
         self.device = self.layout.one.device
         self.count = self.layout.parts[1]
@@ -125,8 +116,8 @@ class PathCoordinates:
         self.values = [nn.Parameter(self.every[chains]) for chains in self.layout.chains]
         self.held: Tensor | None = None
         self.waits: list[Tensor | None] = [None] * groups
+        self._short = any(entry.parameter.dtype in HALF for entry in entries)
         self._still: list[bool] = []
-        self._resting = True
         self.look_for_frozen()
 
     # --- frozen weights
@@ -136,30 +127,18 @@ class PathCoordinates:
 
         Tensors without ``requires_grad`` are frozen, and all tensors are if none has a gradient.
         """
-        # (a fast exit if nothing is frozen and all have gradients)
-        if (
-            self.held is None
-            and not self._resting
-            and all(
-                entry.parameter.requires_grad and entry.parameter.grad is not None
-                for entry in self.entries
-            )
-        ):
-            return
-        asked = [
-            entry.block is not None and entry.given and entry.parameter.requires_grad
-            for entry in self.entries
-        ]
         reached = any(
-            one and entry.grad is not None for one, entry in zip(asked, self.entries, strict=True)
+            entry.block is not None and entry.grad is not None and entry.parameter.requires_grad
+            for entry in self.entries
         )
         still = [
-            entry.block is not None and not (one and reached)
-            for one, entry in zip(asked, self.entries, strict=True)
+            entry.block is not None
+            and not (reached and entry.given and entry.parameter.requires_grad)
+            for entry in self.entries
         ]
         if still == self._still:
             return
-        self._still, self._resting = still, any(still)
+        self._still = still
         for entry, one in zip(self.entries, still, strict=True):
             entry.still = one
         blocks = [entry.block for entry in self.entries if entry.still and entry.block is not None]
@@ -175,7 +154,7 @@ class PathCoordinates:
 
     def products(self) -> TreeProducts:
         """The products of the weights along both trees."""
-        return TreeProducts.of(self.owner, self.layout, self.skeleton, self.spread)
+        return TreeProducts.of(self.owner, self.layout, self.spread)
 
     def start(self) -> dict[str, Tensor]:
         """What belongs to the start of a run: the smallest path values and, for a bound, the
@@ -207,24 +186,23 @@ class PathCoordinates:
                 tensor's type.
         """
         products = self.products()
-        expect_tree_weights(self.owner, products.tree, self.layout, self.skeleton)
+        expect_tree_weights(self.owner, products.tree, self.layout)
         if self.manner.relative:
             return
         kept = self.start()
         power, scale = self.manner.power, self.scale(products, kept)
         values = products.chains
         bad = [self.manner.cap is None and not bool(values.square().reciprocal().isfinite().all())]
-        pieces = scale.split_with_sizes(self.layout.sizes)
+        factors = Factors(scale, self.layout.sizes)
         for entry in self.entries:
-            numbers, largest = torch.finfo(entry.parameter.dtype), []
-            for side in (entry.tails, entry.heads):
-                if side is not None and pieces[side[0]].numel():
-                    largest.append(float(pieces[side[0]].abs().min().reciprocal()) ** power)
-            if power == 1 and largest:
+            numbers = torch.finfo(entry.parameter.dtype)
+            sides = [factors.side(place, torch.float64) for place in (entry.tails, entry.heads)]
+            sizes = [float(one.abs().min()) ** -power for one in sides if one is not None]
+            if power == 1 and sizes:
                 # second moments of gradients as small as a rounding error must be representable
-                both = float(np.prod(largest))
-                largest += [both, (both * numbers.eps) * (both * numbers.eps)]
-            bad.append(not all(size <= numbers.max for size in largest))
+                both = float(np.prod(sizes))
+                sizes += [both, (both * numbers.eps) ** 2]
+            bad.append(max(sizes, default=0.0) > numbers.max)
         everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
         if any(everywhere):
             shown = [f" at {entry.name!r}" if entry.name else "" for entry in self.entries]
@@ -278,54 +256,85 @@ class PathCoordinates:
             straight: whether the step adds multiples of gradients and weights alone, so that
                 weights can take it as they are, with gradients divided twice.
         """
+        layout = self.layout
         products = self.products()
-        scale = Factors(self.scale(products, kept), self.layout.sizes)
+        scale, values = self.scale(products, kept), self.chain_values(products.chains)
         keeps = self.manner.relative or exact
-        straight = straight and not keeps
-        inside = Inside(products, scale, self.chain_values(products.chains), straight, [], [])
-        for entry in self.entries:
-            grad, item = entry.grad, None
-            if entry.still:
-                # (a gradient from before it was frozen)
-                if grad is not None:
-                    inside.grads.append((entry.parameter, grad))
-            elif entry.block is not None or (entry.tails is not None and grad is not None):
-                weight = entry.seen(local(entry.parameter))
-                own = None if grad is None else local_gradient(entry.parameter)
-                own = None if own is None else like(weight, entry.seen(own))
-                half = weight.dtype in HALF
-                before = weight.clone() if keeps or half else None
-                item = Entered(entry, weight, own, before, own)
-                if own is not None and entry.count:
-                    item.at_edges = own.take(entry.where)
-                inside.grads.append((entry.parameter, grad))
-                inside.straight = inside.straight and not half
-            inside.items.append(item)
-        if inside.straight:
+        if straight := straight and not keeps and not self._short:
+            squares = scale * scale
             # (an underflow would divide gradients of 0 by 0)
-            squares = scale.values.square()
-            inside.straight = all_true(squares > SMALL)
-            scale.values = squares if inside.straight else scale.values
-        self._write(inside)
-        return inside
-
-    def _write(self, inside: Inside) -> None:
-        """Write path values and gradients into the tensors and into the parameters of chains."""
-        layout, values = self.layout, inside.values
-        items = [item for item in inside.items if item is not None]
-        if self.manner.relative:
-            self._enter_relatively(items)
-        else:
-            enter_(items, inside.scale, layout.alive, straight=inside.straight)
-        sums, edges = [], []
-        for entry, item in zip(self.entries, inside.items, strict=True):
+            if straight := all_true(squares > SMALL):
+                scale = squares
+        factors = Factors(scale, layout.sizes)
+        inside = Inside(products, values, straight, [], [])
+        sums: list[Tensor] = []
+        edges: list[Tensor] = []
+        for entry in self.entries:
+            grad, total, some = entry.grad, None, None
+            if entry.block is None and (entry.tails is None or grad is None):
+                continue
+            if grad is not None:
+                # (that of a frozen weight is from before)
+                inside.grads.append((entry.parameter, grad))
+                entry.parameter.grad = None
+            if not entry.still:
+                weight = local(entry.parameter)
+                before = weight.clone() if keeps or weight.dtype in HALF else None
+                item = Entered(entry, weight, before, factors.of(entry, weight.dtype))
+                inside.items.append(item)
+                total, some = self._enter_one(item, grad, straight)
             if entry.sums:
-                total = None if item is None else item.total
                 sums.append(values.new_zeros(entry.sums) if total is None else total)
             if entry.count:
-                some = None if item is None else item.at_edges
                 edges.append(values.new_zeros(entry.count) if some is None else some)
-        everything = torch.cat([values[:0], *sums, *edges]).mul_(layout.signs)
+        self._give_chains(inside, sums, edges)
+        return inside
+
+    def _enter_one(
+        self, item: Entered, grad: Tensor | None, straight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Replace one tensor and its gradient.
+
+        Returns:
+            The sums of ``w dL/dw`` by tail, and the gradient at the edges on the trees.
+        """
+        total = some = None
+        if grad is not None:
+            total, some = self._give(item, local_gradient(item.entry.parameter, grad))
+        if self.manner.relative:
+            item.weight.fill_(1)
+        elif not straight:
+            for factor in item.factors:
+                item.weight.mul_(factor)
+        return total, some
+
+    def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Give a parameter its gradient by path values."""
+        entry, relative = item.entry, self.manner.relative
+        some = grad.take(entry.where) if entry.count else None
+        if relative:
+            written = item.weight * grad
+            total = by_tail(entry, written) if entry.sums else None
+        else:
+            total = summed(entry, item.weight, grad) if entry.sums else None
+            # (gradients that are large are divided in place, and multiplied back)
+            apart = grad.stride() == item.weight.stride()
+            if grad.numel() > LENT and apart and entry.dead is None and item.before is None:
+                item.lent = grad, some
+            written = divided(grad, item.factors, item.lent is not None)
+        if entry.dead is not None:
+            written.masked_fill_(entry.dead, 0.0)
+        written = written.to(item.weight.dtype)
+        if entry.count:
+            written.put_(entry.where, entry.nothing)
+        entry.parameter.grad = as_gradient(entry, written)
+        return total, some
+
+    def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:
+        """Give the parameters of chains their values and gradients."""
+        layout, values = self.layout, inside.values
+        everything = torch.cat([*sums, *edges]).mul(layout.signs) if sums or edges else values[:0]
+        everything = everything.to(values.dtype)
         everything[len(everything) - len(inside.products.here) :].mul_(inside.products.here)
         total = torch.zeros_like(values).index_add_(0, layout.target, everything)
         total = self.spread.sum(total)
@@ -335,59 +344,60 @@ class PathCoordinates:
         self.every.copy_(values)
         for chains, value, moves in zip(layout.chains, self.values, self._moves, strict=True):
             value.grad = total[chains] if moves else None
-        for parameter, _ in inside.grads:
-            parameter.grad = None
-        for item in items:
-            entry, gradient = item.entry, item.written
-            if gradient is not None:
-                if entry.count:
-                    fill(gradient, entry.where, entry.nothing)
-                entry.parameter.grad = as_gradient(entry, gradient)
-
-    def _enter_relatively(self, items: list[Entered]) -> None:
-        """Gradients by logarithms of path values, for weights that stand at 1."""
-        for item in items:
-            if item.gradient is not None:
-                item.written = item.weight * item.gradient
-                if item.entry.sums:
-                    item.total = by_tail(item.entry, item.written)
-            item.weight.fill_(1)
 
     def leave(self, inside: Inside, kept: dict[str, Tensor]) -> None:
         """Replace path values by weights again.
+
+        Weights are divided by their factors: a product with the reciprocals would let weights that
+        rest drift, by rounding.
 
         Args:
             inside: a result of :meth:`enter`.
             kept: a result of :meth:`start`, with the numbers of clipped path values.
         """
-        layout, straight = self.layout, inside.straight
-        items = [item for item in inside.items if item is not None]
+        layout = self.layout
         ratio = self._ratios(inside, kept)
-        ratios = torch.cat([ratio, ratio.reciprocal()])
-        turn = ratios.index_select(0, layout.of_tails)
-        sizes = layout.sizes[: layout.tail_pieces]
-        alone = Factors(turn, sizes)
-        for item in items:
-            if item.before is not None and self.manner.relative:
-                leave_relatively_(item, item.before, alone)
-            elif item.before is not None:
-                leave_exactly_(item, item.before, alone)
-        plain = [item for item in items if item.before is None]
-        both = turn if straight else inside.scale.values[: len(turn)] * turn
-        leave_(plain, Factors(both, sizes), straight=straight)
-        put_right_(items)
-        tree = inside.products.here
-        for places in layout.of_edges:
-            tree = tree * ratios.index_select(0, places)
-        edges = Factors(tree, layout.edge_counts)
-        for item in items:
-            entry = item.entry
+        ratios = torch.cat([ratio, ratio.reciprocal()]).index_select(0, layout.turns)
+        turn, up, down = ratios.split_with_sizes(layout.turn_parts)
+        turns = Factors(turn, layout.tail_sizes)
+        tree = Factors(inside.products.here * up * down, layout.edge_sizes)
+        for item in inside.items:
+            entry, weight = item.entry, item.weight
+            turned = turns.side(entry.tails, weight.dtype) if entry.sums else None
+            if item.before is not None:
+                self._leave_exactly(item, item.before, turned)
+            else:
+                for factor in () if inside.straight else item.factors:
+                    weight.div_(factor)
+                if turned is not None:
+                    weight.div_(turned)
             if entry.count:
-                fill(item.weight, entry.where, edges.at_edges(entry, item.weight.dtype))
-                if item.lent and item.at_edges is not None and item.gradient is not None:
-                    fill(item.gradient, entry.where, item.at_edges)
+                weight.put_(entry.where, tree.at(entry.edges, weight.dtype).to(weight.dtype))
+            if item.lent is not None:
+                grad, some = item.lent
+                for factor in item.factors:
+                    grad.mul_(factor)
+                if some is not None:
+                    grad.put_(entry.where, some)
         for parameter, gradient in inside.grads:
             parameter.grad = gradient
+
+    def _leave_exactly(self, item: Entered, before: Tensor, turn: Tensor | None) -> None:
+        """Write ``(w + (v' - v) / scale) / R_tail``, which leaves a weight as it was where nothing
+        moved; for relative steps ``w v' / R_tail``.
+        """
+        kind = torch.promote_types(before.dtype, torch.float32)
+        if self.manner.relative:
+            change = item.weight * before
+        else:
+            start = before.clone()
+            for factor in item.factors:
+                start.mul_(factor)
+            change = item.weight.to(kind) - start.to(kind)
+            for factor in item.factors:
+                change /= factor
+            change += before
+        item.weight.copy_(change if turn is None else change / turn)
 
     def _ratios(self, inside: Inside, kept: dict[str, Tensor]) -> Tensor:
         """``R`` of all chains; counts sign changes, and path values stopped before 0."""

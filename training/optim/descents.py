@@ -43,15 +43,10 @@ class GSGD(PathSpace):
         foreach: as for ``torch.optim.SGD``.
         fused: as for ``torch.optim.SGD``.
         differentiable: refused when true.
-        min_ratio: smallest absolute ratio of a path value to its value at the start; see
-            :class:`pathspace.training.PathSpace`.
-        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge
-            at the start: of ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, with its root at each
-            end, and of ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the
-            bounded step is invariant too.
-        relative: steps relative to the path value, ``v <- v (1 - lr v dL/dv)``: without
-            multipliers, and invariant. A path value of 0 does not change, and signs change only if
-            ``lr v dL/dv`` exceeds 1.
+        min_ratio: see :class:`pathspace.training.PathSpace`.
+        max_multiplier: see there.
+        relative: see there; ``v <- v (1 - lr v dL/dv)``, where signs change only if ``lr v dL/dv``
+            exceeds 1.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
@@ -147,19 +142,15 @@ class GAdam(PathSpace):
         skeleton: the skeleton of the traced model.
         maximize: maximise the loss.
         amsgrad: use the maximum of all second moments.
-        foreach: as for ``torch.optim.AdamW``.
-        capturable: as for ``torch.optim.AdamW``.
-        fused: as for ``torch.optim.AdamW``.
+        foreach: as for ``torch.optim.AdamW``; so are ``capturable`` and ``fused``.
+        capturable: see there.
+        fused: see there.
         differentiable: refused when true.
-        min_ratio: smallest ratio of a path value to its initial value; see
-            :class:`pathspace.training.GSGD`.
-        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at
-            the start: of ``1 / |pre_u s_v|`` for an edge ``u -> v``, with its root at each end, and
-            of ``1 / |p_k|`` for a chain. With ``b`` the ratio of bounded to unbounded multiplier,
-            this is Adam on ``v / b``: ``v <- v - lr b U(b dL/dv)``. Invariant under rescaling.
-        relative: steps relative to the path value, ``v <- v (1 - lr U)`` with Adam's direction
-            ``U`` for ``v dL/dv``: without multipliers, and invariant. A path value of 0 does not
-            change, and with ``lr`` below 1 path values hardly ever change their signs.
+        min_ratio: see :class:`pathspace.training.PathSpace`.
+        max_multiplier: see there. With ``b`` the ratio of bounded to unbounded multiplier, this is
+            Adam on ``v / b``: ``v <- v - lr b U(b dL/dv)``.
+        relative: see there; ``v <- v (1 - lr U)`` with Adam's direction ``U`` for ``v dL/dv``. With
+            ``lr`` below 1 path values hardly ever change their signs.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.

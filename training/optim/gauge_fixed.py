@@ -17,12 +17,11 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError, expec
 from pathspace.gauge.transport import expect_transport
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import BALANCED, KEPT, canonical, incidence, sides
+from .canonical_gauge import BALANCED, KEPT, Canonical, canonical, entries, incidence, sides
 from .gauge_moves import GaugeMoves, written
-from .matching import find_places, find_tensors
+from .matching import find_places, find_tensors, movable
 from .settings import expect_order, expect_shapes
 from .shell import Closure
-from .sweeps import movable
 from .tensors import refuse_shards
 
 RETURNS = ("canonical", "user")
@@ -34,10 +33,10 @@ class GaugeFixed(GaugeMoves):
 
     At construction the network is rescaled to the balanced representative of its orbit, with fixed
     norms for scales before a normalisation; its function does not change (up to the ``eps`` of
-    norms by statistics of the data). Every step is a step of the given optimizer, followed by one
-    sweep over a set of units without weights between them::
+    norms by statistics of the data). Every step is a step of the given optimizer, followed at every
+    third step by a sweep over all units::
 
-        phi_k += 1/4 log(squares leaving k / squares entering k)
+        phi_k += 1/8 log(squares leaving k / squares entering k)
 
     which divides first moments by the factor of their weight and second moments by
     its square. Weight decay and ``clip_grad_norm_`` are invariant too, because they
@@ -166,17 +165,18 @@ class GaugeFixed(GaugeMoves):
         self._device = next(iter(devices), torch.device("cpu"))
         # log-scales from the user's gauge to the canonical one
         self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
-        self._find_sets()
+        self._find_sweep()
         self._turns = 0
         # (raises an error before anything is changed)
-        self._buffers()
+        for block in self._graph.blocks:
+            list(self._buffers_of(self._tensors[block.name]))
         with torch.no_grad():
             self._wrap()
             # until the first step, for states that belong to the weights as they were
-            self._given = {} if return_to == "user" else self._copies(self._phi)
             stays = return_to == "canonical"
+            self._given = {n: t.clone() for n, t in self._tensors.items()} if stays else {}
             # (gradients too: a backward pass may have come before)
-            self._move(self._phi, state=True, weights=stays, gradients=stays)
+            self._move(self._phi, True, weights=stays, gradients=stays, statistics=stays)
             self._written = {name: written(self._tensors[name]) for name in self._given}
 
     # --- the interface of optimizers
@@ -184,32 +184,28 @@ class GaugeFixed(GaugeMoves):
     def _let_go(self) -> None:
         """Move the states to the gauge of the weights."""
         if self.return_to == "user":
-            self._move(-self._phi, state=True)
+            self._move(-self._phi, True)
 
     def _published(self) -> dict[str, Any]:
         """The gauge, as it stands in a state."""
-        targets = {
-            str(key): torch.from_numpy(value.copy())
-            for key, value in self._canonical.targets.items()
-        }
         return {
             "phi": self._phi.clone(),
             "turns": self._turns,
             "kinds": torch.from_numpy(self._canonical.kinds.copy()),
-            "targets": targets,
+            "targets": torch.from_numpy(self._canonical.targets.copy()),
             "norms": self.norms,
             "return_to": self.return_to,
         }
 
     def _fits(self, gauge: Mapping[str, Any]) -> bool:
         """Whether the gauge of a state has all parts, in the sizes of this model."""
-        kinds, targets = gauge.get("kinds"), gauge.get("targets")
+        own = self._published()
         return (
-            getattr(gauge.get("phi"), "shape", None) == self._phi.shape
+            all(
+                getattr(gauge.get(key), "shape", None) == own[key].shape
+                for key in ("phi", "kinds", "targets")
+            )
             and isinstance(gauge.get("turns"), int)
-            and getattr(kinds, "shape", None) == self._canonical.kinds.shape
-            and isinstance(targets, Mapping)
-            and all(isinstance(target, Tensor) for target in targets.values())
             and {"norms", "return_to"} <= gauge.keys()
         )
 
@@ -242,18 +238,15 @@ class GaugeFixed(GaugeMoves):
         if turns != self._turns or not torch.equal(phi, self._phi):
             self._give_back(torch.from_numpy(found.phi))
         self._phi, self._turns = phi, turns
-        self._canonical = type(found)(
-            gauge["kinds"].cpu().numpy().copy(),
-            found.phi,
-            {int(key): value.cpu().numpy().copy() for key, value in gauge["targets"].items()},
-        )
-        self._find_sets()
+        kinds, targets = (gauge[key].cpu().numpy().copy() for key in ("kinds", "targets"))
+        self._canonical = Canonical(kinds, found.phi, targets)
+        self._find_sweep()
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without the traced model."""
         graph = replace(self._graph, captured=None, parameters={}, modules={})  # type: ignore[arg-type]
         return {
-            **{key: value for key, value in super().__getstate__().items() if key != "sets"},
+            **{key: value for key, value in super().__getstate__().items() if key != "sweep"},
             "_graph": graph,
             # (weak references have no copies)
             "_places": {name: (module(), own) for name, (module, own) in self._places.items()},
@@ -265,27 +258,25 @@ class GaugeFixed(GaugeMoves):
         self._places = {
             name: (ref(module), own) for name, (module, own) in state["_places"].items() if module
         }
-        self._find_sets()
+        self._find_sweep()
 
     # --- the gauge
 
     def _warn_of_kept(self) -> None:
         """Warn about units with weights whose scale no gauge fixes."""
-        kept = np.flatnonzero(self._canonical.kinds == KEPT)
-        names: set[str] = set()
-        units: set[int] = set()
-        for side in sides(self._graph) if len(kept) else ():
-            squares = side.squares(self._tensors[side.name].detach()).reshape(-1).cpu().numpy()
-            pairs = incidence(self._graph, [side])
-            own = pairs.unit[squares[pairs.entry] > 0]
-            if found := set(own.tolist()) & set(kept.tolist()):
-                units |= found
-                names.add(side.name)
-        if units:
+        every = sides(self._graph)
+        if not every or not (self._canonical.kinds == KEPT).any():
+            return
+        squares = torch.cat([s.squares(self._tensors[s.name]).detach().reshape(-1) for s in every])
+        unit, entry, _ = incidence(self._graph, every)
+        some = (self._canonical.kinds[unit] == KEPT) & (squares.cpu().numpy()[entry] > 0)
+        if some.any():
+            names = {every[number].name for number in entries(self._graph)[0][entry[some]]}
             warnings.warn(
-                f"GaugeFixed leaves the scales of {len(units)} of {self._graph.num_units} units as"
-                f" they are (at {min(names)!r}; see fixed_units['nothing']), because weights only"
-                " enter or only leave them: rescaled copies may train differently there.",
+                f"GaugeFixed leaves the scales of {len(set(unit[some]))} of {self._graph.num_units}"
+                f" units as they are (at {min(names)!r}; see fixed_units['nothing']), because"
+                " weights only enter or only leave them: rescaled copies may train differently"
+                " there.",
                 stacklevel=3,
             )
 
@@ -314,7 +305,7 @@ class GaugeFixed(GaugeMoves):
             return self._take_and_return(closure)
         rests = self._rests() and self._without_gradients()
         loss = self._inner_steps(closure)
-        if self.sets and not rests:
+        if not rests:
             self._sweep()
         return loss
 
@@ -328,21 +319,19 @@ class GaugeFixed(GaugeMoves):
             self._refuse_sparse()
             return loss
 
-        own = self._short()
+        own = self._copies()
         # (a closure runs the model, which needs running statistics in the gauge of its weights)
         self._move(self._phi, weights=True, gradients=True, statistics=runs)
-        there, ends = self._short(), {}
+        there, ends = self._copies(), own
         try:
             try:
                 loss = self._inner_steps(dense if runs else None)
             finally:
                 ends = self._carried_back(own, there)
-                # (before the sweep, which moves weights and state but no others)
                 self._move(-self._phi, gradients=True, statistics=runs)
-            if self.sets and not rests:
+            if not rests:
                 self._sweep()
         finally:
-            self._move(-self._phi, weights=True)
             for name, end in ends.items():
                 self._tensors[name].copy_(end)
         return loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,9 @@ from pathspace.gauge.moves import move_, moved
 from pathspace.gauge.transport import transported
 from pathspace.graph.structure import Structure
 
-from .canonical_gauge import Canonical
+from .canonical_gauge import EVERY, Canonical, Sweep
 from .matching import Place
 from .shell import Shell
-from .sweeps import UnitSet, unit_sets
 
 
 class GaugeMoves(Shell):
@@ -24,7 +23,7 @@ class GaugeMoves(Shell):
 
     norms: str
     return_to: str
-    sets: list[UnitSet]
+    sweep: Sweep
     # the trained tensors by name, with running statistics, and where these are
     _tensors: dict[str, Tensor]
     _places: dict[str, Place]
@@ -40,17 +39,13 @@ class GaugeMoves(Shell):
     _given: dict[str, Tensor]
     _written: dict[str, tuple[int, int]]
 
-    def _find_sets(self) -> None:
-        """Create the sets of units that are treated together."""
-        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+    def _find_sweep(self) -> None:
+        """Create the sweep over all units."""
+        self.sweep = Sweep(self._graph, self._canonical, self._device, self.norms)
 
-    def _short(self) -> dict[str, Tensor]:
-        """Copies of the weights in half precision, which two moves would round."""
-        return {
-            name: self._tensors[name].clone()
-            for name in self._asked
-            if torch.finfo(self._tensors[name].dtype).bits < 32
-        }
+    def _copies(self) -> dict[str, Tensor]:
+        """Copies of the weights."""
+        return {block.name: self._tensors[block.name].clone() for block in self._graph.blocks}
 
     def _carried_back(
         self, own: Mapping[str, Tensor], there: Mapping[str, Tensor]
@@ -62,13 +57,12 @@ class GaugeMoves(Shell):
             own: the weights before the step in the user's gauge.
             there: the same in the canonical gauge.
         """
-        if not own:
-            return {}
         factors, ends = self._graph.gauge_factors(-self._phi.cpu()), {}
         for name, before in own.items():
             up, down = (side.to(self._device) for side in factors[name])
-            change = self._tensors[name].float() - there[name].float()
-            ends[name] = before.float().add_(moved(change, up, down)).to(before.dtype)
+            kind = torch.promote_types(before.dtype, torch.float32)
+            change = self._tensors[name].to(kind) - there[name].to(kind)
+            ends[name] = before.to(kind).add_(moved(change, up, down)).to(before.dtype)
         return ends
 
     def _follow(self) -> None:
@@ -82,19 +76,7 @@ class GaugeMoves(Shell):
         )
         if device != self._device:
             self._device, self._phi = device, self._phi.to(device)
-            self._find_sets()
-
-    def _copies(self, phi: Tensor) -> dict[str, Tensor]:
-        """Copies of the tensors that a gauge transformation changes."""
-        ones = {
-            name: bool((up == down).all())
-            for name, (up, down) in self._graph.gauge_factors(phi.cpu()).items()
-        }
-        return {
-            name: tensor.clone()
-            for name, tensor in self._tensors.items()
-            if not ones.get(name, True)
-        }
+            self._find_sweep()
 
     @torch.no_grad()
     def _give_back(self, phi: Tensor) -> None:
@@ -120,36 +102,24 @@ class GaugeMoves(Shell):
         self._given = {}
 
     def _sweep(self) -> None:
-        """Sweep one set of units."""
-        chosen = self.sets[self._turns % len(self.sets)]
+        """Sweep all units, at some steps; what the model holds is moved if it stays there."""
+        due = self._turns % EVERY == 0
         self._turns += 1
-        change, factors = chosen.step(self._tensors)
-        stay = self.return_to == "user"
-        scaled: list[tuple[Tensor, Tensor]] = []
-        shifted: dict[float, list[tuple[Tensor, Tensor]]] = {}
+        if not due or not self.sweep.sides:
+            return
+        change, factors = self.sweep.step(self._tensors)
         for side, factor, followed in factors:
             tensor = self._tensors.get(side.name)
             if tensor is None:
                 continue
-            if stay and not isinstance(tensor, nn.Parameter):
-                # running statistics have the gauge in which the model runs
-                continue
-            if side.shift:
-                shifted.setdefault(side.shift, []).append((tensor, factor))
-            else:
-                scaled.append((tensor, factor))
+            if self.return_to == "canonical" and side.shift:
+                move_(tensor, factor, torch.ones_like(factor), side.shift)
+            elif self.return_to == "canonical":
+                tensor.mul_(factor.to(tensor.dtype))
             if followed is not None:
-                scaled += [
-                    (buffer, followed**-power)
-                    for buffer, power in self._buffers_of(tensor)
-                    if power
-                ]
-        for shift, pairs in shifted.items():
-            move_together_(pairs, shift)
-        if scaled:
-            rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
-            torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])
-        self._phi[chosen.units] += change
+                for buffer, power in self._buffers_of(tensor):
+                    buffer.mul_((followed**-power).to(buffer.dtype))
+        self._phi += change
 
     def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
         for one in self.optimizers:
@@ -165,33 +135,17 @@ class GaugeMoves(Shell):
             one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state
         )
 
-    def _buffers(self) -> list[tuple[Tensor, int]]:
-        return [
-            pair
-            for block in self._graph.blocks
-            for pair in self._buffers_of(self._tensors[block.name])
-        ]
-
     def _move(
         self,
         phi: Tensor,
         state: bool = False,
         weights: bool = False,
         gradients: bool = False,
-        statistics: bool | None = None,
+        statistics: bool = False,
     ) -> None:
-        """Apply a gauge transformation.
-
-        Args:
-            phi: its log-scales.
-            state: move the state of the optimizers.
-            weights: move the parameters.
-            gradients: move their gradients.
-            statistics: move running statistics; ``None``: with the weights of a model that
-                remains in the canonical gauge.
+        """Apply a gauge transformation to the states of the optimizers, the parameters, their
+        gradients, and running statistics.
         """
-        if statistics is None:
-            statistics = weights and self.return_to == "canonical"
         for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
             tensor = self._tensors.get(name)
             if tensor is None:
@@ -210,29 +164,9 @@ class GaugeMoves(Shell):
                 move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
 
 
-def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Kernels and their factors along inner dimensions as matrices, whose long
-    rows are multiplied faster.
-    """
-    if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
-        return tensor, factor
-    return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
-
-
 def written(tensor: Tensor) -> tuple[int, int]:
     """Address of a tensor, and how often it was changed in place."""
     return tensor.data_ptr(), tensor._version
 
 
 __all__ = ["GaugeMoves", "written"]
-
-
-def move_together_(pairs: Sequence[tuple[Tensor, Tensor]], constant: float) -> None:
-    """:func:`move_` for many short tensors as one vector, which is far quicker."""
-    for kind in {tensor.dtype for tensor, _ in pairs}:
-        some = [(tensor, factor) for tensor, factor in pairs if tensor.dtype == kind]
-        factors = torch.cat([factor.expand(tensor.shape).reshape(-1) for tensor, factor in some])
-        values = torch.cat([tensor.detach().reshape(-1) for tensor, _ in some])
-        after = moved(values, factors, torch.ones_like(factors), constant)
-        for (tensor, _), part in zip(some, after.split([t.numel() for t, _ in some]), strict=True):
-            tensor.copy_(part.view(tensor.shape))

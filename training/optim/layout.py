@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pathspace.paths.skeleton import Skeleton
 
-from .tensors import Indices, Layout, PathTensor, Spread, local
+from .tensors import Indices, PathTensor, Spread, local
 
 NONE = np.zeros(0, np.int64)
 
@@ -26,24 +26,12 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
 
 
-def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
-    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
-    if not view:
+def ids_at(ids: Tensor, flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Ids at flat positions of a shape to which they broadcast."""
+    if not shape:
         return ids.reshape(1).expand(len(flat)).numpy()
-    index = np.unravel_index(flat, view)
-    index = (*index[:-1], index[-1] // taps)
+    index = np.unravel_index(flat, shape)
     return ids.numpy()[tuple(np.where(n > 1, i, 0) for i, n in zip(index, ids.shape, strict=True))]
-
-
-def ratio_places(
-    chain: np.ndarray, sign: np.ndarray, ids: np.ndarray, divides: np.ndarray | bool
-) -> np.ndarray:
-    """Positions in ``[R, 1 / R]`` of the factors of ids, which are
-    multiplied or divided by them.
-    """
-    against = np.where(ids < 0, -1, 1) * sign[np.abs(ids)] < 0
-    found: np.ndarray = chain[np.abs(ids)] + (chain.max() + 1) * (divides != against)
-    return found
 
 
 def find_held(
@@ -68,19 +56,11 @@ def find_held(
 
 
 def held_chains(skeleton: Skeleton, chain: np.ndarray, frozen: Iterable[int]) -> np.ndarray:
-    """Mask of the chains that are constant because of frozen weights.
+    """Mask of the chains that are constant because of frozen blocks; the root's is never in it.
 
     The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on
     ``p_k`` changes: those of ``T_in`` alone that enter ``k``, and those outside ``T_out`` that
     leave it. If one of them is frozen, its term is unknown, and the step would change it.
-
-    Args:
-        skeleton: the skeleton.
-        chain: the chain of every id.
-        frozen: positions of the frozen blocks in the graph.
-
-    Returns:
-        A mask of the chains; the root's is never in it.
     """
     count = chain.max() + 1
     edges, held = np.zeros(count, np.int64), np.zeros(count, bool)
@@ -96,131 +76,189 @@ def held_chains(skeleton: Skeleton, chain: np.ndarray, frozen: Iterable[int]) ->
     return held
 
 
-class _Builder:
-    """Collects the index vectors of all tensors."""
+class Layout:
+    """Index vectors over all tensors, on the device of the weights.
 
-    def __init__(self, skeleton: Skeleton, spread: Spread, rooted: bool) -> None:
-        self.skeleton, self.rooted = skeleton, rooted
-        self.spread = spread
-        self.ids, self.units = len(skeleton.chain), len(skeleton.tree_in.block)
-        self.tails: list[np.ndarray] = []
-        self.heads: list[np.ndarray] = []
-        self.sums: list[np.ndarray] = []
-        # per tensor: ends of its edges that move (0 for constant ones), the units to whose
-        # chains they contribute, and whether this device counts them
-        self.edges: list[tuple[np.ndarray, ...]] = []
-        # block -> flat positions of its tree edges and the number of those before
-        self.spans: dict[int, tuple[np.ndarray, int]] = {}
+    Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
+    ``T_out`` by id, then the reciprocals of both; ``[R, 1 / R]`` are the ratios of all chains and
+    their reciprocals.
+
+    Args:
+        skeleton: the skeleton, without dead units.
+        entries: the tensors; they are completed.
+        spread: the parts of them on this device, and which of them this device counts.
+        groups: number of parameter groups.
+        cap: the bound of the multipliers, if there is one.
+
+    Attributes:
+        chain: the chain of every id.
+        chains: for each group, its chains.
+        one: the number that ends the edges on the trees, float64.
+        total: number of edges on the trees, on all devices.
+        spans: block -> flat positions of its edges on the trees, and the number of those before.
+        shared: positions of the edges on this device among all edges on the trees, and 1 for those
+            that it counts; ``None`` without sharding.
+        edges: for every product, the position of its first factor among the edges on the trees and
+            1, then their reciprocals.
+        jumps: for every product, the product by which it is multiplied, once per doubling of the
+            length; ``None``: the trees have products of scales, and are walked.
+        factors: positions in the table of all factors by tail, then by head; last, those of the
+            unit that represents each chain, the root's included, along both trees.
+        parts: numbers of the factors, and of the chains, twice.
+        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
+        tail_sizes: those by tail.
+        edge_sizes: numbers of edges on the trees of the tensors that have some.
+        turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail; then of
+            ``R_head`` and of ``1 / R_tail``, for the edges on the trees on this device (the root's
+            for constant weights).
+        turn_parts: their numbers.
+        target: the chain to which an entry contributes: first the sums by tail, then the edges.
+        signs: sign of the contribution; 0 if another device counts it.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        entries: Sequence[PathTensor],
+        spread: Spread,
+        groups: int,
+        cap: float | None,
+    ) -> None:
+        self.entries, self.skeleton = tuple(entries), skeleton
+        self._device = local(entries[0].parameter).device if entries else torch.device("cpu")
+        self.chain, representatives, self.chains = chains_by_group(skeleton, entries, groups)
+        self.one = self._put(np.ones(1), np.float64)
         self.total = 0
+        self.spans: dict[int, tuple[np.ndarray, int]] = {}
+        # (a bound below 1 gives the root a factor of its own, too)
+        rooted = cap is not None and cap < 1
+        sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        sums = [NONE]
+        edges: list[tuple[np.ndarray, ...]] = [(NONE,) * 5]
+        for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
+            ends, found = self._complete(entry, indices)
+            for side, name, pieces in zip(ends, ("tails", "heads"), sides, strict=True):
+                if bool(side.any()) or rooted:
+                    # (a vector broadcasts to the rows of a matrix as it is)
+                    row = side.ndim and side.numel() == side.shape[-1]
+                    setattr(entry, name, (len(pieces), None if row else tuple(side.shape)))
+                    pieces.append(side.reshape(-1).numpy())
+            if entry.sums:
+                sums.append(int(counted) * ends[0].reshape(-1).numpy())
+            edges.append((*found, np.full(entry.count, int(counted))))
+        for entry in entries:
+            if entry.heads is not None:
+                # (factors by head stand after those by tail)
+                entry.heads = entry.heads[0] + len(sides[0]), entry.heads[1]
+        with_edges = [entry for entry in entries if entry.count]
+        for number, entry in enumerate(with_edges):
+            entry.edges = number
+        head, tail, toward, places, counts = map(np.concatenate, zip(*edges, strict=True))
+        tails, heads = (np.concatenate([NONE, *pieces]) for pieces in sides)
+        self.shared: tuple[Tensor, Tensor] | None = None
+        if spread.groups:
+            self.shared = self._put(places, np.int64), self._put(counts, np.float64)
+        self._index_products()
+        ids, both = len(skeleton.chain), np.concatenate([tails, heads])
+        places = np.abs(both) + np.repeat([0, ids], [len(tails), len(heads)])
+        places += np.where(both < 0, 2 * ids, 0)
+        self.factors = self._put(np.concatenate([places, representatives, representatives + ids]))
+        self.parts = [len(both), len(representatives), len(representatives)]
+        self.tail_sizes = [*map(len, sides[0])]
+        self.sizes = [*self.tail_sizes, *map(len, sides[1])]
+        self.edge_sizes = [entry.count for entry in with_edges]
+        turns = [self._ratios(tails, False), self._ratios(head, False), self._ratios(tail, True)]
+        self.turns, self.turn_parts = self._put(np.concatenate(turns)), [*map(len, turns)]
+        target = np.concatenate([*sums, toward])
+        signs = np.where(target < 0, -1, 1) * skeleton.chain_sign[np.abs(target)]
+        signs = signs * np.concatenate([np.full(len(target) - len(counts), -1), counts])
+        self.target = self._put(self.chain[np.abs(target)])
+        self.signs = self._put(signs, np.int8)
 
-    def add(self, entry: PathTensor, indices: Indices | None, counted: bool) -> None:
-        """Find the index vectors of one tensor."""
-        tensor = local(entry.parameter)
+    def _put(self, array: np.ndarray, kind: type = np.int32) -> Tensor:
+        return torch.from_numpy(np.asarray(array, kind)).to(self._device)
+
+    def _ratios(self, ids: np.ndarray, divides: bool) -> np.ndarray:
+        """Positions in ``[R, 1 / R]`` of the factors of ids, which are multiplied or divided by
+        them.
+        """
+        against = np.where(ids < 0, -1, 1) * self.skeleton.chain_sign[np.abs(ids)] < 0
+        found: np.ndarray = self.chain[np.abs(ids)] + self.parts[1] * (divides != against)
+        return found
+
+    def _complete(
+        self, entry: PathTensor, indices: Indices | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[np.ndarray, ...]]:
+        """Find what a step needs from one tensor.
+
+        Returns:
+            Its tails and heads; and of its edges on the trees the heads and tails of those that
+            move (0 for constant ones), the units to whose chains they contribute, and their
+            positions among all edges on the trees.
+        """
+        tensor, skeleton = local(entry.parameter), self.skeleton
         if entry.block is None:
             tail = head = torch.zeros([1] * tensor.ndim, dtype=torch.int64)
             shape, flat, inner, among = tuple(tensor.shape), NONE, NONE, NONE
         else:
-            block = self.skeleton.graph.blocks[entry.block]
+            block = skeleton.graph.blocks[entry.block]
             tail, head, shape = block.tail, block.head, tuple(block.shape)
-            inner, outer = tree_edges(self.skeleton, entry.block)
+            inner, outer = tree_edges(skeleton, entry.block)
             every = np.concatenate([inner, outer])
             self.spans[entry.block] = every, self.total
             among, flat = find_held(indices, shape, every)
-            if indices is not None:
-                for d, held in enumerate(indices):
-                    tail, head = (
-                        ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids
-                        for ids in (tail, head)
-                    )
-                shape = tuple(map(len, indices))
-        lost = torch.from_numpy(self.skeleton.lost)
-        entry.lost = bool(lost[tail.abs()].any() or lost[head.abs()].any())
-        view = shape
-        if len(shape) > 1 and tail.shape[0] == 1 and tensor.is_contiguous() and tensor.numel():
-            # as a matrix: each row is contiguous in memory, and each column has one tail
-            columns = int(np.prod(shape[1:], dtype=int))
-            # (a kernel has one tail for all taps of a channel, so that factors stay few)
-            last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
-            if last > 1:
-                entry.taps = int(np.prod(shape[last:], dtype=int))
-                tail = tail.expand(1, *shape[1:last], *tail.shape[last:])
-            tail = tail.flatten(1)
-            across = max(head.shape[1:]) > 1
-            head = (head.expand(-1, *shape[1:]) if across else head).flatten(1)
-            view = (shape[0], columns)
-            entry.view = None if view == shape else view
-        if bool(tail.any()) or self.rooted:
-            entry.tails = self._place(self.tails, tail)
-        if bool(head.any()) or self.rooted:
-            entry.heads = self._place(self.heads, head)
-        flat = np.asarray(flat, np.int64)
-        ends = [ids_at(tail, flat, view, entry.taps), ids_at(head, flat, view)]
-        if bool((torch.from_numpy(self.skeleton.chain)[tail.abs()] != 0).any()):
-            entry.reduced = tuple(d for d in range(len(view)) if tail.shape[d] == 1 != view[d])
+            for d, held in enumerate(indices or ()):
+                tail, head = (
+                    ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids
+                    for ids in (tail, head)
+                )
+            shape = shape if indices is None else tuple(map(len, indices))
+        lost, chained = torch.from_numpy(skeleton.lost), torch.from_numpy(skeleton.chain != 0)
+        dead = lost[tail.abs()] | lost[head.abs()]
+        entry.dead = dead.to(tensor.device) if bool(dead.any()) else None
+        if tail.ndim > 1 and tail.shape[0] == 1 and bool(tail.any()):
+            # (one for each column of a matrix, so that inner loops run over rows, not taps)
+            tail = tail.expand(1, *shape[1:])
+        if bool(chained[tail.abs()].any()):
+            entry.reduced = tuple(d for d in range(len(shape)) if tail.shape[d] == 1 != shape[d])
             entry.sums = tail.numel()
-            self.sums.append(np.where(counted, 1, 0) * tail.reshape(-1).numpy())
-        entry.by_column = len(view) == 2 and tail.shape[0] == 1
-        entry.where = torch.from_numpy(flat).to(tensor.device)
-        entry.count = len(flat)
-        entry.nothing = tensor.detach().new_zeros(1).expand(len(flat))
-        moves = among < len(inner)
-        self.edges.append(
-            (
-                np.where(moves, ends[1], 0),
-                np.where(moves, ends[0], 0),
-                np.where(moves, ends[1], ends[0]),
-                np.full(len(flat), int(counted)),
-                among + self.total,
-            )
-        )
-        self.total += len(self.spans[entry.block][0]) if entry.block is not None else 0
+        flat = np.asarray(flat, np.int64)
+        entry.where, entry.count = torch.from_numpy(flat).to(tensor.device), len(flat)
+        entry.nothing = tensor.detach().new_zeros(1).expand(entry.count)
+        from_, to = ids_at(tail, flat, shape), ids_at(head, flat, shape)
+        moves, places = among < len(inner), among + self.total
+        self.total += 0 if entry.block is None else len(self.spans[entry.block][0])
+        up, down = np.where(moves, to, 0), np.where(moves, from_, 0)
+        return (tail, head), (up, down, np.where(moves, to, from_), places)
 
-    @staticmethod
-    def _place(found: list[np.ndarray], ids: Tensor) -> tuple[int, tuple[int, ...] | None]:
-        found.append(ids.reshape(-1).numpy())
-        # (a vector broadcasts to the rows of a matrix as it is)
-        row = ids.ndim and ids.numel() == ids.shape[-1]
-        return len(found) - 1, None if row else tuple(ids.shape)
-
-    def positions(self) -> np.ndarray:
-        """For both trees, the position of every unit's edge among all edges; the last for none."""
-        places = np.full((2, self.units), self.total)
-        for tree, found in zip(
-            (self.skeleton.tree_in, self.skeleton.tree_out), places, strict=True
-        ):
+    def _index_products(self) -> None:
+        """Find the first factors of all products along the trees, and the jumps."""
+        trees, count = (self.skeleton.tree_in, self.skeleton.tree_out), len(self.skeleton.chain)
+        # the position of every unit's edge among all edges; the last for none
+        places = np.full((2, len(trees[0].block)), self.total)
+        for tree, found in zip(trees, places, strict=True):
             for block, units in tree.by_block():
                 flat, start = self.spans[block]
                 order = np.argsort(flat)
                 found[units] = start + order[np.searchsorted(flat, tree.index[units], sorter=order)]
-        return places
-
-    def products(self) -> tuple[np.ndarray, list[np.ndarray] | None, bool]:
-        """The first factors of all products along the trees, and the jumps to the next ones."""
-        trees, places = (self.skeleton.tree_in, self.skeleton.tree_out), self.positions()
-        if self.skeleton.graph.forms.shape[0]:
-            return places.reshape(-1), None, False
-        ids = np.arange(self.ids)
-        power = np.concatenate([t.own * np.where(t.forward, 1, -1) for t in trees])
-        power[[0, self.ids]] = 1
-        against = np.concatenate([t.own * t.other < 0 for t in trees])
-        parent = np.concatenate([t.parent + n * self.ids for n, t in enumerate(trees)])
-        for n, tree in enumerate(trees):
-            parent[n * self.ids + ids[tree.block < 0]] = n * self.ids
-            against[n * self.ids + ids[tree.block < 0]] = False
-        size, both = len(parent), bool(against.any())
-        first = places.reshape(-1) + np.where(power < 0, self.total + 1, 0)
-        if both:
-            other = places.reshape(-1) + np.where(power < 0, 0, self.total + 1)
-            first = np.concatenate([first, other])
-            parent = np.concatenate(
-                [parent + np.where(against, size, 0), parent + np.where(against, 0, size)]
-            )
-        roots = np.isin(np.arange(len(parent)) % self.ids, 0)
-        jumps = []
-        while not roots[parent].all():
-            jumps.append(parent)
-            parent = parent[parent]
-        return first, jumps, both
+        first = places.reshape(-1)
+        self.jumps: list[Tensor] | None = None
+        if not self.skeleton.graph.forms.shape[0]:
+            power = np.concatenate([t.own * np.where(t.forward, 1, -1) for t in trees])
+            power[[0, count]] = 1
+            roots = np.repeat([0, count], count)
+            inside = np.concatenate([t.block >= 0 for t in trees])
+            against = np.concatenate([t.own * t.other < 0 for t in trees]) & inside
+            parent = np.where(inside, np.concatenate([t.parent for t in trees]), 0) + roots
+            # (against the sign of a unit, its product goes on with the reciprocal of the next)
+            size, turn = 2 * count, self.total + 1
+            first = np.concatenate([first + turn * (power < 0), first + turn * (power >= 0)])
+            parent = np.concatenate([parent + size * against, parent + size * ~against])
+            self.jumps = []
+            while (parent % count).any():
+                self.jumps.append(self._put(parent))
+                parent = parent[parent]
+        self.edges = self._put(first)
 
 
 def chains_by_group(
@@ -242,89 +280,4 @@ def chains_by_group(
     return np.argsort(order)[skeleton.chain], first[order], tuple(map(slice, starts, starts[1:]))
 
 
-def make_layout(
-    skeleton: Skeleton,
-    entries: Sequence[PathTensor],
-    spread: Spread,
-    groups: int,
-    cap: float | None,
-) -> Layout:
-    """Create the layout of all tensors of an optimizer.
-
-    Args:
-        skeleton: the skeleton, without dead units.
-        entries: the tensors; they are completed.
-        spread: the parts of them on this device, and which of them this device counts.
-        groups: number of parameter groups.
-        cap: the bound of the multipliers, if there is one.
-    """
-    # (a bound below 1 gives the root a factor of its own, too)
-    build = _Builder(skeleton, spread, cap is not None and cap < 1)
-    for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
-        build.add(entry, indices, counted)
-    chain, representatives, chains = chains_by_group(skeleton, entries, groups)
-    sign = skeleton.chain_sign
-    device = local(entries[0].parameter).device if entries else torch.device("cpu")
-
-    def put(array: np.ndarray, kind: type = np.int32) -> Tensor:
-        return torch.from_numpy(np.asarray(array, kind)).to(device)
-
-    def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([NONE, *parts])
-
-    tails, heads, sums = joined(build.tails), joined(build.heads), joined(build.sums)
-    ends = [joined(side) for side in zip(*build.edges, strict=True)] or [NONE] * 5
-    head, tail, toward, counts, places = ends
-    with_edges = [entry for entry in entries if entry.count]
-    for number, entry in enumerate(with_edges):
-        entry.edges = number
-    for entry in entries:
-        if entry.heads is not None:
-            # (factors by head stand after those by tail)
-            place, shape = entry.heads
-            entry.heads = place + len(build.tails), shape
-    first, jumps, both = build.products()
-    reach = 2 * build.ids
-    factors = joined(
-        [
-            np.abs(tails) + np.where(tails < 0, reach, 0),
-            np.abs(heads) + build.ids + np.where(heads < 0, reach, 0),
-            representatives,
-            representatives + build.ids,
-        ]
-    )
-    target = np.concatenate([sums, toward])
-    signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
-    signs = signs * np.concatenate([np.full(len(sums), -1), counts])
-    lost = skeleton.lost[np.abs(np.concatenate([tails, heads]))]
-    return Layout(
-        entries=tuple(entries),
-        one=put(np.ones(1), np.float64),
-        edges=put(first),
-        divides=bool((first > build.total).any()),
-        jumps=None if jumps is None else tuple(put(jump) for jump in jumps),
-        both=both,
-        inverse=cap is not None or bool((factors >= reach).any()),
-        factors=put(factors),
-        parts=[len(tails) + len(heads), len(representatives), len(representatives)],
-        sizes=[*map(len, build.tails), *map(len, build.heads)],
-        tail_pieces=len(build.tails),
-        edge_counts=[entry.count for entry in with_edges],
-        of_tails=put(ratio_places(chain, sign, tails, False)),
-        of_edges=tuple(
-            put(ratio_places(chain, sign, ids, divides))
-            for ids, divides in ((head, False), (tail, True))
-            if chain[np.abs(ids)].any()
-        ),
-        target=put(chain[np.abs(target)]),
-        signs=put(signs, np.int8),
-        shared=(put(places, np.int64), put(counts, np.float64)) if spread.groups else None,
-        total=build.total,
-        alive=put(~lost, np.bool_) if lost.any() else None,
-        chain=chain,
-        chains=chains,
-        spans={b: range(start, start + len(flat)) for b, (flat, start) in build.spans.items()},
-    )
-
-
-__all__ = ["held_chains", "ids_at", "make_layout", "tree_edges"]
+__all__ = ["Layout", "held_chains", "ids_at", "tree_edges"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from traceback import walk_stack
 from typing import Any
 from weakref import ref
 
+import numpy as np
+import torch
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.files.checkpoints import bare
 from pathspace.graph.parts import owner as owner_of
 from pathspace.graph.structure import Structure
+from pathspace.inference.union_find import UnionFind
 from pathspace.models.walk import tensors_of
 
 
@@ -26,14 +31,7 @@ def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
 
 
 def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Wanted name -> given name, which is the same without the parts that wrappers insert.
-
-    Example:
-        >>> find_names(
-        ...     ["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"]
-        ... )
-        {'0.weight': 'module._orig_mod.0.weight', '1.weight': '1.weight'}
-    """
+    """Wanted name -> given name, which is the same without the parts that wrappers insert."""
     loose: dict[str, list[str]] = {}
     for name in given:
         loose.setdefault(bare(name), []).append(name)
@@ -81,18 +79,9 @@ def match(
     copies of the model, and parameters that were replaced later. Weights of the traced
     model itself may be missing.
 
-    Args:
-        owner: name of the optimizer, for messages.
-        parameters: names (or ``None``) and parameters.
-        graph: the reduction graph of the skeleton.
-
     Returns:
         The position in ``graph.blocks`` of every parameter, ``None`` outside path space; and
         position -> weight of the traced model that is not among the parameters.
-
-    Raises:
-        InputError: a block has no parameter, two of them, or one of another shape.
-        UnsupportedError: parameters are complex or split, or the model adds a constant to one.
     """
     if (name := next((name for name, p in parameters if p.is_complex()), "")) != "":
         raise UnsupportedError(
@@ -106,21 +95,14 @@ def match(
             " expected weights that scale themselves; take the skeleton of ps.trace(model, ...,"
             " affine=False), which keeps such parameters out of the gauge."
         )
-    own = {
-        id(graph.parameters[b.name]): i
-        for i, b in enumerate(graph.blocks)
-        if b.name in graph.parameters
-    }
-    result = [own.get(id(parameter)) for _, parameter in parameters]
-    taken = {block for block in result if block is not None}
+    own = {id(p): graph.index[name] for name, p in graph.parameters.items() if name in graph.index}
+    taken = {own[id(p)] for _, p in parameters if id(p) in own}
     alike = find_names((name for name, _ in parameters if name is not None), graph.index)
     index = {given: graph.index[wanted] for wanted, given in alike.items()}
+    named_alike = {name: block for name, block in index.items() if block not in taken}
+    result = [own.get(id(p), named_alike.get(name or "")) for name, p in parameters]
     seen: set[int] = set()
-    for i, (name, parameter) in enumerate(parameters):
-        block = result[i]
-        if block is None and name is not None:
-            block = index.get(name)
-            block = None if block in taken else block
+    for block, (name, parameter) in zip(result, parameters, strict=True):
         if block is None:
             continue
         if tuple(parameter.shape) != graph.blocks[block].shape:
@@ -136,7 +118,6 @@ def match(
                 " differently."
             )
         seen.add(block)
-        result[i] = block
     missing = {i: block.name for i, block in enumerate(graph.blocks) if i not in seen}
     if missing:
         refuse_parts(owner, parameters)
@@ -153,6 +134,65 @@ def match(
     return result, {i: graph.parameters[name] for i, name in missing.items()}
 
 
+def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_array]:
+    """Merge units connected by a frozen weight, which is constant only if both
+    ends have the same scale.
+
+    Units that frozen weights connect to the root are fixed, and so are all factors of a
+    product at a frozen weight.
+
+    Returns:
+        The graph of the tensors that may change over merged units; and the integer matrix
+        ``(H, merged)`` from log-scales of merged units to those of units.
+    """
+    count = graph.num_units + 1
+    scales = UnionFind()
+    units = scales.fresh((graph.num_units,))
+    for block in graph.blocks:
+        if block.name not in names:
+            plain = [
+                torch.where(ids.abs() < count, ids, 0)
+                for ids in torch.broadcast_tensors(block.tail, block.head)
+            ]
+            scales.unify(plain[0], plain[1])
+            derived = torch.cat([ids.reshape(-1) for ids in (block.tail, block.head)]).abs()
+            forms = graph.forms[derived[derived >= count].unique().numpy() - count]
+            factors = units[np.unique(forms.nonzero()[1])]
+            scales.unify(factors, torch.zeros_like(factors))
+    merged = scales.solve()
+    new = int(np.abs(merged).max())
+    found = np.flatnonzero(merged)
+    turn = csr_array(
+        (np.sign(merged[found]), (found - 1, np.abs(merged[found]) - 1)),
+        shape=(graph.num_units, new),
+    )
+    derived = new + 1 + torch.arange(graph.forms.shape[0])
+    mapped = torch.cat([torch.from_numpy(merged), derived])
+
+    def moved(ids: Tensor) -> Tensor:
+        return mapped[ids.abs()] * ids.sign()
+
+    joined = replace(
+        graph,
+        blocks=tuple(
+            replace(block, tail=moved(block.tail), head=moved(block.head))
+            for block in graph.blocks
+            if block.name in names
+        ),
+        num_units=new,
+        approximate=np.zeros(0, np.int64),
+        exact=csr_array((new, 0), dtype=np.int64),
+        forms=csr_array(graph.forms @ turn),
+        statistics=tuple(replace(entry, units=moved(entry.units)) for entry in graph.statistics),
+        beyond={
+            name: (moved(tail), moved(head))
+            for name, (tail, head) in graph.beyond.items()
+            if name in names
+        },
+    )
+    return joined, turn
+
+
 # where a buffer is: its module, and its name there
 Place = tuple[ref[nn.Module], str]
 
@@ -165,22 +205,6 @@ def find_tensors(
     They are those of ``model``, if it is given; otherwise those of the traced model, if
     the optimizer has them; else the optimizer's parameters with the names in the graph
     (without prefixes of wrappers).
-
-    Args:
-        owner: the function, for messages.
-        graph: the reduction graph.
-        model: the model, which may be a copy, or wrapped; or ``None``.
-        groups: the parameter groups of the optimizer.
-
-    Raises:
-        InputError: a tensor is missing, or has another shape.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
-        >>> graph = ps.trace(model, torch.ones(1, 2))
-        >>> list(find_tensors("suggest", graph, torch.nn.ModuleDict({"module": model})))
-        ['0.weight']
     """
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
     if model is not None:
@@ -206,10 +230,6 @@ def find_tensors(
 def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
     """The modules of running statistics: ``model.double()`` or ``model.to(device)`` gives
     them other tensors there.
-
-    Args:
-        graph: the reduction graph.
-        model: the model, or ``None`` for the traced one.
     """
     wanted = [name for entry in graph.statistics for name in entry.names]
     modules: Mapping[str, nn.Module] = graph.modules
@@ -231,5 +251,6 @@ __all__ = [
     "find_places",
     "find_tensors",
     "match",
+    "movable",
     "named",
 ]

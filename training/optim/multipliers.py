@@ -10,6 +10,7 @@ its derivative. The second factor is invariant under rescaling; the first is in 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -32,8 +33,6 @@ M = TypeVar("M", bound=nn.Module)
 # above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4
 BAR = 40
-# tenths of decades that are told apart, on each side of 1
-MOST = 3000
 
 
 @dataclass(frozen=True)
@@ -61,28 +60,10 @@ class Multipliers:
 
 
 def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
-    """Multipliers of all edges outside the trees and of all chains.
+    """Multipliers of all edges outside the trees and of all chains, from the current weights.
 
-    Args:
-        skeleton: the skeleton; the current weights are used.
-        even: measure edges in the gauge with ``|pre| = |s|``, the same for all rescaled copies;
-            otherwise in that of the current weights.
-
-    Returns:
-        Their distribution; the median is exact to a tenth of a decade.
-
-    Raises:
-        InputError: a skeleton weight is 0.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
-        >>> model = init_skeleton_(model, skeleton)
-        >>> multipliers(skeleton).largest
-        1.0
+    Edges are measured in the gauge with ``|pre| = |s|``, which is the same for all rescaled copies,
+    or else in that of the weights. The median is exact to a tenth of a decade.
     """
     skeleton = skeleton.live
     graph = skeleton.graph
@@ -93,15 +74,17 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     logs = pre + suf
     ends = (logs, logs) if even else (2 * pre, 2 * suf)
     # number of multipliers by tenths of a decade
-    tenths, largest = np.zeros(2 * MOST + 1, np.int64), -np.inf
+    tenths: Counter[int] = Counter()
+    largest = -np.inf
 
     def count(powers: np.ndarray, times: np.ndarray) -> None:
         nonlocal largest
-        some = times > 0
         # rounding errors of sums of logarithms must not move a 1 to the decade below
-        place = np.floor(10 * powers[some] + 1e-6).clip(-MOST, MOST).astype(np.int64) + MOST
-        tenths[:] += np.bincount(place, times[some], len(tenths)).astype(np.int64)
-        largest = max(largest, float(powers[some].max(initial=-np.inf)))
+        place = np.floor(10 * powers[times > 0] + 1e-6).astype(np.int64)
+        found, of_power = np.unique(place, return_inverse=True)
+        numbers = np.bincount(of_power, times[times > 0], len(found)).astype(np.int64)
+        tenths.update(dict(zip(found.tolist(), numbers.tolist(), strict=True)))
+        largest = max(largest, float(powers[times > 0].max(initial=-np.inf)))
 
     for number, block in enumerate(graph.blocks):
         sides = zip(ends, (block.tail, block.head), strict=True)
@@ -120,16 +103,15 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     chains, units = np.unique(skeleton.chain[1 : graph.num_units + 1], return_index=True)
     powers = -2 * logs[1 + units[chains > 0]].numpy()
     count(powers, np.ones(len(powers), np.int64))
-    found = np.flatnonzero(tenths)
-    if not len(found):
+    if not tenths:
         return Multipliers({}, 1.0, 1.0)
-    decades: dict[int, int] = {}
-    for tenth in found.tolist():
-        decade = (tenth - MOST) // 10
-        decades[decade] = decades.get(decade, 0) + int(tenths[tenth])
-    total = np.cumsum(tenths)
-    median = (int(np.searchsorted(total, total[-1] / 2)) - MOST) / 10
-    return Multipliers(decades, _power(median), _power(largest))
+    decades: Counter[int] = Counter()
+    for tenth, number in tenths.items():
+        decades[tenth // 10] += number
+    order = sorted(tenths)
+    total = np.cumsum([tenths[tenth] for tenth in order])
+    median = order[int(np.searchsorted(total, total[-1] / 2))] / 10
+    return Multipliers(dict(decades), _power(median), _power(largest))
 
 
 def _power(exponent: float) -> float:
@@ -139,13 +121,8 @@ def _power(exponent: float) -> float:
 def warn_of_multipliers(
     owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], manner: Manner
 ) -> None:
-    """Warn if an ordinary learning rate would overflow, in words of the weights as they are.
-
-    Args:
-        owner: name of the optimizer.
-        skeleton: its skeleton, perhaps of another copy of the model.
-        given: name -> parameter of the optimizer.
-        manner: the manner of its steps: bounded, or with roots of multipliers.
+    """Warn if an ordinary learning rate would overflow, in words of the weights as they are, which
+    may be those of another copy of the model.
     """
     if manner.cap is not None:
         return
@@ -167,12 +144,7 @@ def warn_of_multipliers(
 
 
 def warn_of_zeros(owner: str, given: Mapping[str, Tensor]) -> None:
-    """Warn about trained weights of value 0, which relative steps do not change.
-
-    Args:
-        owner: name of the optimizer.
-        given: name -> parameter of the optimizer.
-    """
+    """Warn about trained weights of value 0, which relative steps do not change."""
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}
     if any(zeros.values()):

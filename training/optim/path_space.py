@@ -21,7 +21,7 @@ from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
 from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
-from .trees import choice, digest, edges_of, fingerprint, kept_of, mark_of, skeleton_of
+from .trees import choice, digest, edges_of, fingerprint, kept_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -125,6 +125,8 @@ class PathSpace(Shell):
         # weights at dead units are constant
         self.skeleton = skeleton.live
         self._space: PathCoordinates | None = None
+        # what the state has besides the moments of tensors, from the first step on
+        self._kept: dict[str, Any] = {}
         given = named(self.param_groups)
         blocks, self._absent = match(owner, given, self.skeleton.graph)
         found = zip(blocks, given, strict=True)
@@ -181,8 +183,8 @@ class PathSpace(Shell):
         """Number of sign changes of path values, and number of path values stopped
         before 0 (two integers).
         """
-        found = self._kept()
-        return torch.zeros(2, dtype=torch.int64) if found is None else found["counts"].sum(1)
+        found = self._kept
+        return found["counts"].sum(1) if found else torch.zeros(2, dtype=torch.int64)
 
     @property
     def space(self) -> PathCoordinates:
@@ -238,10 +240,6 @@ class PathSpace(Shell):
 
     # --- steps
 
-    def _kept(self) -> dict[str, Any] | None:
-        """What the state has besides the moments of tensors, from the first step on."""
-        return next((entry[self._own] for entry in self.state.values() if self._own in entry), None)
-
     def _ready(self) -> bool:
         """Whether there are gradients; if so, follow the weights to where they are now."""
         entries = self.space.entries
@@ -272,7 +270,7 @@ class PathSpace(Shell):
                 for key, value in entry.items():
                     if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
                         entry[key] = value.to(parameter)
-        for entry in (kept := self._kept() or {}), *kept.get("chains", {}).values():
+        for entry in self._kept, *self._kept.get("chains", {}).values():
             for key, value in entry.items():
                 if isinstance(value, Tensor) and value.ndim:
                     entry[key] = value.to(self.space.device)
@@ -282,18 +280,16 @@ class PathSpace(Shell):
         loss = self._loss(closure)
         if not self._ready():
             return loss
+        kept = self._kept = self._kept or self._started()
         # (other coordinates, where the memory of weights has changed)
-        kept, space = self._take_own() or self._started(), self.space
+        space = self.space
+        inside = space.enter(kept, exact=self._rests(), straight=memoryless(self.optimizers))
         try:
-            inside = space.enter(kept, exact=self._rests(), straight=memoryless(self.optimizers))
-            try:
-                self._attach(kept)
-                self._inner_steps()
-            finally:
-                self._detach(kept)
-                space.leave(inside, kept)
+            self._attach(kept)
+            self._inner_steps()
         finally:
-            self._put_own(kept)
+            self._detach(kept)
+            space.leave(inside, kept)
         return loss
 
     def _started(self) -> dict[str, Any]:
@@ -304,24 +300,28 @@ class PathSpace(Shell):
     def _attach(self, kept: dict[str, Any]) -> None:
         """Give the inner optimizers the path values of chains as parameters, with their state."""
         self._guests: list[Guest] = []
-        number = 0
-        for one in self.optimizers:
-            for group in one.param_groups:
-                value, waits = self.space.values[number], self.space.waits[number]
-                if value.numel() and (waits is None or value.grad is not None):
-                    if str(number) in kept["chains"]:
-                        one.state[value] = kept["chains"].pop(str(number))
-                    rests = {
-                        key: buffer.clone()
-                        for key, buffer in one.state.get(value, {}).items()
-                        if waits is not None and getattr(buffer, "shape", None) == value.shape
-                    }
-                    if any(map(sharded, group["params"])):
-                        # (torch's kernels for many tensors take no mixture with whole ones)
-                        group.update({key: False for key in ("fused", "foreach") if key in group})
-                    group["params"].append(value)
-                    self._guests.append(Guest(one, group, value, number, rests))
-                number += 1
+        groups = ((one, group) for one in self.optimizers for group in one.param_groups)
+        for number, (one, group) in enumerate(groups):
+            value, waits = self.space.values[number], self.space.waits[number]
+            if not value.numel() or value.grad is None:
+                continue
+            state = kept["chains"].pop(str(number), {})
+            if state:
+                one.state[value] = state
+            if any(map(sharded, group["params"])):
+                # (torch's kernels for many tensors take no mixture with whole ones)
+                group.update({key: False for key in ("fused", "foreach") if key in group})
+            group["params"].append(value)
+            rests = (
+                {}
+                if waits is None
+                else {
+                    key: buffer.clone()
+                    for key, buffer in state.items()
+                    if getattr(buffer, "shape", None) == value.shape
+                }
+            )
+            self._guests.append(Guest(one, group, value, number, rests))
 
     def _detach(self, kept: dict[str, Any]) -> None:
         """Take the path values of chains and their state away again."""
@@ -329,9 +329,9 @@ class PathSpace(Shell):
             guest.group["params"].pop()
             found = guest.optimizer.state.pop(guest.value, {})
             # (moments of constant path values are constant)
-            if (waits := self.space.waits[guest.number]) is not None:
-                for key, old in guest.rests.items():
-                    found[key] = torch.where(waits, old, found[key])
+            for key, old in guest.rests.items():
+                waits = self.space.waits[guest.number]
+                found[key] = torch.where(waits, old, found[key])  # type: ignore[arg-type]
             if found:
                 kept["chains"][str(guest.number)] = dict(found)
             guest.value.grad = None
@@ -359,7 +359,7 @@ class PathSpace(Shell):
         expect_numbers("clip_path_grad_norm_", "a number from 0 to inf", max_norm=max_norm)
         if not self._ready():
             return torch.zeros(())
-        kept = self._kept() or self._started()
+        kept = self._kept or self._started()
         # (exactly, so that the weights come back as they are)
         inside = self.space.enter(kept, exact=True)
         norm = self.space.gradient_norm()
@@ -387,7 +387,7 @@ class PathSpace(Shell):
         own = self.skeleton
         trees = {"fingerprint": self._mark(), "choice": choice(own), "trees": edges_of(own)}
         trees = {name: tensor.to(self.space.device) for name, tensor in trees.items()}
-        return {**trees, **(self._kept() or {})}
+        return {**trees, **self._kept}
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         owner, (state, found) = self._owner, self._without_own(state_dict)
@@ -402,10 +402,8 @@ class PathSpace(Shell):
         except Exception:
             self.skeleton, self._space, self._memory = before
             raise
-        self._take_own()
         super()._load(state)
-        if kept:
-            self._put_own(kept)
+        self._kept = kept
 
     def _checked(self, found: Any) -> dict[str, Any]:
         """A copy of the shell's entry of a state, on the device of the weights.
@@ -414,7 +412,8 @@ class PathSpace(Shell):
             InputError: the state belongs to another optimizer or another skeleton, or is damaged.
         """
         owner, space = self._owner, self.space
-        if not isinstance(found, Mapping) or not torch.equal(self._mark(), mark_of(found)):
+        mark = found.get("fingerprint") if isinstance(found, Mapping) else None
+        if not isinstance(mark, Tensor) or not torch.equal(self._mark(), mark.cpu()):
             raise InputError(
                 f"{owner} found a state dict of another optimizer or skeleton, expected one saved"
                 " with these two trees; rebuild the skeleton with the rule and seed it was trained"

@@ -155,25 +155,7 @@ def check_group(owner: str, group: Mapping[str, Any]) -> None:
 
 
 def expect_order(owner: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a state of other groups, or of the same parameters in another order.
-
-    Args:
-        owner: the optimizer, for messages.
-        state: the state, in torch's form.
-        groups: the parameter groups of the optimizer that loads it.
-
-    Raises:
-        InputError: the groups have other sizes, or parameters with the same names another order.
-
-    Example:
-        >>> groups = [{"params": [0, 1], "param_names": ["0.weight", "0.bias"]}]
-        >>> other = [{"params": [0, 1], "param_names": ["0.bias", "0.weight"]}]
-        >>> expect_order("GSGD", {"param_groups": groups}, groups)
-        >>> expect_order("GSGD", {"param_groups": other}, groups)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: GSGD found a state with parameter '0.bias' in place of '0.weight', ...
-    """  # noqa: E501
+    """Refuse a state of other groups, or of the same parameters in another order."""
     saved = state["param_groups"]
     sizes, wanted = ([len(group["params"]) for group in each] for each in (saved, groups))
     theirs, ours = _names(saved), _names(groups)
@@ -209,15 +191,8 @@ def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
 def expect_shapes(
     owner: str, state: Mapping[str, Any], parameters: Sequence[Tensor | None]
 ) -> None:
-    """Refuse a state with a tensor of another shape than its parameter.
-
-    Args:
-        owner: the optimizer, for messages.
-        state: the state, in torch's form.
-        parameters: all parameters, in their order; ``None`` for one that may have other tensors.
-
-    Raises:
-        InputError: a tensor has another shape.
+    """Refuse a state with a tensor of another shape than its parameter (``None``: it may have any
+    tensors).
     """
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):

@@ -31,22 +31,9 @@ class Shell(Optimizer):
 
     Args:
         optimizer: one optimizer of torch's kind, or several.
-
-    Raises:
-        InputTypeError: an argument is not an optimizer.
-        InputError: two of them have the same parameter.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Linear(3, 2)
-        >>> both = Shell(
-        ...     [torch.optim.Muon([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.01)]
-        ... )
-        >>> [group["lr"] for group in both.param_groups]
-        [0.1, 0.01]
     """
 
-    # the entry of ``state`` that belongs to the shell, not to an inner optimizer
+    # the entry of a state dict that belongs to the shell, not to an inner optimizer
     _own: ClassVar[str] = ""
 
     def __init__(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
@@ -258,8 +245,11 @@ class Shell(Optimizer):
         state = join_states([one.state_dict() for one in self.optimizers])
         if not self._own:
             return state
-        holder, entries = self._holder()[1], self._without_own(state)[0]["state"]
+        entries = self._without_own(state)[0]["state"]
         every = [number for group in state["param_groups"] for number in group["params"]]
+        # (loaders of sharded states read only states of trained parameters)
+        given = [p for group in self.param_groups for p in group["params"]]
+        holder = next((i for i, p in enumerate(given) if p.requires_grad), 0)
         # (loaders of distributed states want an entry of every parameter)
         mark = {"holder": torch.tensor(holder)}
         state["state"] = {
@@ -274,37 +264,6 @@ class Shell(Optimizer):
     def _published(self) -> dict[str, Any]:
         """The shell's own entry of a state dict."""
         return {}
-
-    def _holder(self) -> tuple[torch.Tensor, int]:
-        """The parameter whose state has the shell's own entry, and its number."""
-        every = [p for group in self.param_groups for p in group["params"]]
-        # (loaders of sharded states read only states of trained parameters)
-        number = next((i for i, p in enumerate(every) if p.requires_grad), 0)
-        return every[number], number
-
-    def _take_own(self) -> dict[str, Any] | None:
-        """Take the shell's own entry out of the states.
-
-        Some optimizers make their buffers where the state of a parameter is empty.
-        """
-        for one in self.optimizers:
-            for parameter, entry in one.state.items():
-                if self._own in entry:
-                    found: dict[str, Any] = entry.pop(self._own)
-                    if not entry:
-                        del one.state[parameter]
-                    return found
-        return None
-
-    def _put_own(self, found: dict[str, Any]) -> None:
-        """Put the shell's own entry into the state of one parameter."""
-        holder = self._holder()[0]
-        one = next(
-            one
-            for one in self.optimizers
-            if any(p is holder for group in one.param_groups for p in group["params"])
-        )
-        one.state[holder][self._own] = found
 
     def _without_own(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """A state without the shell's own entry, and this entry (empty: there is none)."""
@@ -362,16 +321,7 @@ def _uncompiled(take: Callable[[Closure | None], Any], closure: Closure | None) 
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state dict from several, with all groups and consecutive numbers of parameters.
-
-    Example:
-        >>> one = {"state": {0: "a"}, "param_groups": [{"lr": 1.0, "params": [0]}]}
-        >>> (
-        ...     join_states([one, one])["state"],
-        ...     [group["params"] for group in join_states([one, one])["param_groups"]],
-        ... )
-        ({0: 'a', 1: 'a'}, [[0], [1]])
-    """
+    """One state dict from several, with all groups and consecutive numbers of parameters."""
     if len(states) == 1:
         return dict(states[0])
     joined: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -387,11 +337,8 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
-    """The reverse of :func:`join_states`.
-
-    Args:
-        state: a joined state, with numbers or (from ``torch.distributed.checkpoint``) names.
-        optimizers: the optimizers, whose groups :func:`expect_order` has found in the state.
+    """The reverse of :func:`join_states`; ``torch.distributed.checkpoint`` puts names in the place
+    of numbers.
     """
     if len(optimizers) == 1:
         return [dict(state)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,11 +22,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.models.values import is_cut
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
+HALF = (torch.float16, torch.bfloat16)
+# number of elements that, with intermediate results, fit into the cache of a processor
+CACHED = 1 << 17
+# number of elements of a gradient whose copy costs more than to multiply it back
+LENT = 1 << 19
+# where the factors of a tensor stand among those of all, and the shape in which they broadcast
+Place = tuple[int, tuple[int, ...] | None] | None
 # the local indices for each dimension of a tensor
 Indices = tuple[np.ndarray, ...]
 
@@ -55,13 +63,8 @@ class Spread:
 
 
 def sharded(tensor: Tensor) -> TypeIs[DTensor]:
-    """Whether a tensor is sharded over several devices."""
-    if type(tensor) in (Tensor, torch.nn.Parameter):
-        return False
-    # (this import takes half a second)
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
+    """:func:`is_cut`, for the types of this file."""
+    return is_cut(tensor)
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -72,10 +75,9 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
-def local_gradient(parameter: Tensor) -> Tensor | None:
+def local_gradient(parameter: Tensor, grad: Tensor) -> Tensor:
     """The gradient of the local part of a parameter, after pending sums over devices."""
-    grad = parameter.grad
-    if grad is None or not sharded(grad):
+    if not sharded(grad):
         return grad
     if sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
@@ -88,16 +90,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Refuse sharded tensors.
-
-    Args:
-        owner: name of the optimizer.
-        tensors: the tensors.
-        why: the end of the sentence: the reason, and what to do.
-
-    Raises:
-        UnsupportedError: a tensor is sharded.
-    """
+    """Refuse sharded tensors; ``why`` ends the sentence, with what to do."""
     if any(sharded(tensor) for tensor in tensors):
         raise UnsupportedError(
             f"{owner} found parameters sharded over several devices, expected whole tensors: {why}"
@@ -154,16 +147,7 @@ def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None
 
 
 def find_spread(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Spread:
-    """How the parameters of an optimizer are sharded.
-
-    Args:
-        owner: name of the optimizer.
-        named: all its parameters, in the same order on all devices.
-
-    Raises:
-        UnsupportedError: they are sharded in a way that is not supported.
-        InputError: the local part of a tensor does not match its mesh.
-    """
+    """How the parameters of an optimizer are sharded; their order is the same on all devices."""
     indices = tuple(find_indices(owner, name, tensor) for name, tensor in named)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     cuts: list[set[tuple[int, ...]]] = []
@@ -203,20 +187,16 @@ class PathTensor:
         group: the position of its group.
         block: its block of the graph; ``None`` outside path space.
         given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-        view: shape of the tensor as a matrix of contiguous rows, with one tail per column;
-            ``None``: its own dimensions.
-        tails: position of its factors by tail among those of all tensors, with the shape in which
-            they broadcast (``None``: as they are); ``None`` if all are 1.
+        tails: place of its factors by tail (without a shape: as they are); ``None`` if all are 1.
         heads: the same by head.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
-        by_column: whether it is seen as a matrix with one tail for each column.
-        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
         where: flat positions of the edges on the trees.
         count: their number.
         nothing: as many zeros (in the memory of one).
         edges: position among the tensors that have some.
-        lost: whether some of its edges belong to dead units, and are constant.
+        dead: mask of the edges that belong to dead units, and are constant; ``None``: there are
+            none.
         still: whether it is frozen.
     """
 
@@ -225,28 +205,21 @@ class PathTensor:
     group: int
     block: int | None
     given: bool = True
-    view: tuple[int, ...] | None = None
-    tails: tuple[int, tuple[int, ...] | None] | None = None
-    heads: tuple[int, tuple[int, ...] | None] | None = None
+    tails: Place = None
+    heads: Place = None
     sums: int = 0
     reduced: tuple[int, ...] = ()
-    by_column: bool = False
-    taps: int = 1
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
     nothing: Tensor = field(default_factory=lambda: torch.zeros(0))
     edges: int = 0
-    lost: bool = False
+    dead: Tensor | None = None
     still: bool = False
 
     @property
     def grad(self) -> Tensor | None:
         """Its gradient, if the optimizer has it."""
         return self.parameter.grad if self.given else None
-
-    def seen(self, tensor: Tensor) -> Tensor:
-        """A tensor like the local part of the parameter, in the shape of a step."""
-        return tensor if self.view is None else tensor.view(self.view)
 
 
 @dataclass(eq=False, slots=True)
@@ -255,39 +228,22 @@ class Entered:
 
     Attributes:
         entry: the tensor.
-        weight: its local part, in the shape of a step.
-        gradient: the gradient by it, in the same shape and type.
+        weight: its local part.
         before: its weights before the step, where they are needed.
-        written: the gradient by path values.
-        total: products ``w g``, then their sums by tail.
-        tail: factors by tail.
-        head: factors by head.
-        at_edges: the gradient at edges on the trees.
-        lent: whether the gradient is divided in place, and to be put right again.
+        factors: its factors by tail and by head.
+        lent: its gradient, if it is divided in place, and that at the edges on the trees.
     """
 
     entry: PathTensor
     weight: Tensor
-    gradient: Tensor | None
     before: Tensor | None
-    written: Tensor | None
-    total: Tensor | None = None
-    tail: Tensor | None = None
-    head: Tensor | None = None
-    at_edges: Tensor | None = None
-    lent: bool = False
+    factors: list[Tensor]
+    lent: tuple[Tensor, Tensor | None] | None = None
 
 
-@dataclass
-class Guest:
-    """The path values of a group's chains in an inner optimizer, for one step.
-
-    Attributes:
-        optimizer: the optimizer.
-        group: its group.
-        value: the path values.
-        number: the position of the group among those of all optimizers.
-        rests: buffers before the step, where some path values are constant.
+class Guest(NamedTuple):
+    """The path values of a group's chains in an inner optimizer, for one step; ``rests`` are
+    buffers before it, where some path values are constant.
     """
 
     optimizer: Optimizer
@@ -298,105 +254,88 @@ class Guest:
 
 
 def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
-    """What the layout depends on: type, device and contiguity of every tensor."""
-    held = [local(entry.parameter) for entry in entries]
-    return [(tensor.dtype, tensor.device, tensor.is_contiguous()) for tensor in held]
+    """What the layout depends on: type and device of every tensor."""
+    return [(entry.parameter.dtype, entry.parameter.device) for entry in entries]
 
 
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Index vectors over all tensors, on the device of the weights.
+class Factors:
+    """Factors of all tensors by tail and by head, in the types of the tensors.
 
-    Products of weights along both trees stand in one table: those of ``T_in`` by id, those of
-    ``T_out`` by id, then, where a product divides by some, the reciprocals of both; ``[R, 1 / R]``
-    are the ratios of all chains and their reciprocals.
-
-    Attributes:
-        entries: the tensors.
-        one: the number that ends the edges on the trees, float64.
-        edges: for every unit and tree, the position of its edge among the edges on the trees (and
-            their reciprocals, after a final 1): the first factors of the products.
-        divides: whether some of these factors are reciprocals.
-        jumps: for every product, the product by which it is multiplied, once per doubling of the
-            length; ``None``: the trees have products of scales, and are walked.
-        both: whether the first factors already include the reciprocals of all products.
-        inverse: whether the reciprocals of all products are needed.
-        factors: positions in the table of all factors by tail, then by head; last, those of the
-            unit that represents each chain, the root's included, along both trees.
-        parts: numbers of the factors, and of the chains, twice.
-        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
-        tail_pieces: number of the tensors with factors by tail.
-        edge_counts: numbers of edges on the trees of the tensors that have some.
-        of_tails: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail.
-        of_edges: positions of ``R_head`` and, unless all are the root's, of ``1 / R_tail``, for the
-            edges on the trees on this device (the root's for constant weights).
-        target: the chain to which an entry contributes: first the sums by tail, then the edges.
-        signs: sign of the contribution; 0 if another device counts it.
-        shared: positions of the edges on this device among all edges on the trees, and 1 for those
-            that it counts; ``None`` without sharding.
-        total: number of all edges on the trees.
-        alive: mask of the factors that no dead unit has; ``None``: all.
-        chain: the chain of every id.
-        chains: for each group, its chains.
-        spans: block -> range of its edges on the trees among all.
+    Args:
+        values: the factors, float64; those of all tensors follow each other.
+        sizes: their numbers.
     """
 
-    entries: tuple[PathTensor, ...]
-    one: Tensor
-    edges: Tensor
-    divides: bool
-    jumps: tuple[Tensor, ...] | None
-    both: bool
-    inverse: bool
-    factors: Tensor
-    parts: list[int]
-    sizes: list[int]
-    tail_pieces: int
-    edge_counts: list[int]
-    of_tails: Tensor
-    of_edges: tuple[Tensor, ...]
-    target: Tensor
-    signs: Tensor
-    shared: tuple[Tensor, Tensor] | None
-    total: int
-    alive: Tensor | None
-    chain: np.ndarray
-    chains: tuple[slice, ...]
-    spans: dict[int, range]
+    def __init__(self, values: Tensor, sizes: list[int]) -> None:
+        self.values, self.sizes = values, sizes
+        self._cast: dict[torch.dtype, tuple[Tensor, ...]] = {}
+
+    def at(self, number: int, dtype: torch.dtype) -> Tensor:
+        """The factors in one place, for tensors of a type."""
+        if dtype not in self._cast:
+            # (in half precision, factors would be rounded more than weights)
+            kind = torch.promote_types(dtype, torch.float32)
+            self._cast[dtype] = self.values.to(kind).split_with_sizes(self.sizes)
+        return self._cast[dtype][number]
+
+    def side(self, place: Place, dtype: torch.dtype) -> Tensor | None:
+        """The factors of one tensor by tail or by head; ``None`` if all are 1."""
+        if place is None:
+            return None
+        number, shape = place
+        found = self.at(number, dtype)
+        return found if shape is None else found.view(shape)
+
+    def of(self, entry: PathTensor, dtype: torch.dtype) -> list[Tensor]:
+        """The factors of one tensor other than 1, by tail and by head."""
+        sides = (self.side(place, dtype) for place in (entry.tails, entry.heads))
+        found = [side for side in sides if side is not None]
+        # (one alone may be beyond the range of half precision)
+        return [found[0] * found[1]] if len(found) == 2 and dtype in HALF else found
 
 
-def like(weight: Tensor, gradient: Tensor) -> Tensor:
-    """A gradient in the type and memory layout of its weight."""
-    if gradient.dtype == weight.dtype and gradient.stride() == weight.stride():
-        return gradient
-    return torch.empty_like(weight).copy_(gradient)
+def divided(tensor: Tensor, factors: Sequence[Tensor], in_place: bool) -> Tensor:
+    """A tensor divided by its factors."""
+    found = tensor if in_place else tensor.clone() if not factors else tensor / factors[0]
+    for factor in factors[not in_place :]:
+        found.div_(factor)
+    return found
+
+
+def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
+    """Numbers of all edges, summed over those with the same tail, flat."""
+    return (products.sum(entry.reduced) if entry.reduced else products).reshape(-1)
+
+
+def summed(entry: PathTensor, weight: Tensor, grad: Tensor) -> Tensor:
+    """Products of weights and gradients, summed over edges with the same tail, flat; of large
+    tensors for a group of rows at a time, which remains in the cache.
+    """
+    if weight.numel() <= CACHED or entry.reduced[:1] != (0,):
+        return by_tail(entry, weight * grad)
+    rows = max(1, CACHED * len(weight) // weight.numel())
+    parts = zip(weight.split(rows), grad.split(rows), strict=True)
+    first, *others = (by_tail(entry, some * other) for some, other in parts)
+    for other in others:
+        first += other
+    return first
 
 
 def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
     """A local tensor as the gradient of a parameter, which may be sharded."""
     whole_one = entry.parameter
-    held = local(whole_one)
-    gradient = gradient.view(held.shape)
-    if held is whole_one:
+    if not sharded(whole_one):
         return gradient
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
         gradient,
-        whole_one.device_mesh,  # type: ignore[attr-defined]
-        whole_one.placements,  # type: ignore[attr-defined]
+        whole_one.device_mesh,
+        whole_one.placements,
         run_check=False,
         shape=whole_one.shape,
         stride=whole_one.stride(),
     )
-
-
-def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
-    """Write some numbers of a tensor, at flat positions."""
-    if tensor.is_contiguous():
-        tensor.view(-1).index_copy_(0, where, values)
-    else:
-        tensor.put_(where, values)
 
 
 def all_true(mask: Tensor) -> bool:
@@ -405,22 +344,26 @@ def all_true(mask: Tensor) -> bool:
 
 
 __all__ = [
+    "CACHED",
+    "HALF",
+    "LENT",
     "Entered",
+    "Factors",
     "Guest",
     "Indices",
-    "Layout",
     "PathTensor",
     "Spread",
     "all_true",
     "as_gradient",
-    "fill",
+    "by_tail",
+    "divided",
     "find_indices",
     "find_spread",
-    "like",
     "local",
     "local_gradient",
     "placement",
     "refuse_shards",
     "sharded",
+    "summed",
     "whole",
 ]

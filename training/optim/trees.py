@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.graph.growing import tree_of_edges
 from pathspace.paths.skeleton import Skeleton
 
-from .tensors import Layout, Spread, all_true, local
+from .layout import Layout
+from .tensors import Spread, all_true, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +27,7 @@ class TreeProducts:
     Attributes:
         tree: the weights on the trees of all devices, float64.
         here: those on this device.
-        table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals
-            where they are needed.
+        table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals.
         factors: the products at the tails, then at the heads of all tensors.
         chains: the path values of all chains; 1 for the root.
     """
@@ -38,45 +39,36 @@ class TreeProducts:
     chains: Tensor
 
     @classmethod
-    def of(cls, owner: str, layout: Layout, skeleton: Skeleton, spread: Spread) -> TreeProducts:
+    def of(cls, owner: str, layout: Layout, spread: Spread) -> TreeProducts:
         """The products of the current weights.
 
         The products of a path of any length take one multiplication per doubling: of every
         unit's product by that of the unit where it ends so far.
-
-        Args:
-            owner: the optimizer's class, for messages.
-            layout: the index vectors.
-            skeleton: the skeleton.
-            spread: how the tensors are sharded.
         """
         some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
-        # (the last number makes all of them float64)
-        ends = torch.cat([*some, layout.one])
-        here = tree = ends[:-1]
+        here = tree = torch.cat(some).double() if some else layout.one[:0]
+        ends = torch.cat([tree, layout.one])
         if layout.shared is not None:
             places, counts = layout.shared
             tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
             here = tree.index_select(0, places)
             ends = torch.cat([tree, layout.one])
         if tree.device.type == "cpu" and not all_true(tree):
-            expect_tree_weights(owner, tree, layout, skeleton)
+            expect_tree_weights(owner, tree, layout)
         if layout.jumps is None:
             weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
+            skeleton = layout.skeleton
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
-            table = table.to(tree.device)
+            table = torch.cat([table, table.reciprocal()]).to(tree.device)
         else:
-            first = torch.cat([ends, ends.reciprocal()]) if layout.divides else ends
-            table = first.index_select(0, layout.edges)
+            table = torch.cat([ends, ends.reciprocal()]).index_select(0, layout.edges)
             for jump in layout.jumps:
                 table = table * table.index_select(0, jump)
-        if layout.inverse and not layout.both:
-            table = torch.cat([table, table.reciprocal()])
         found = table.index_select(0, layout.factors).split_with_sizes(layout.parts)
         return cls(tree, here, table, found[0], found[1] * found[2])
 
 
-def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skeleton) -> None:
+def expect_tree_weights(owner: str, tree: Tensor, layout: Layout) -> None:
     """Refuse weights on the trees that are 0, NaN or infinite.
 
     Raises:
@@ -87,9 +79,9 @@ def expect_tree_weights(owner: str, tree: Tensor, layout: Layout, skeleton: Skel
         return
     place = int(bad.nonzero()[0])
     found, name = float(tree[place]), ""
-    for block, span in layout.spans.items():
-        if place in span:
-            name = skeleton.graph.blocks[block].name
+    for block, (flat, start) in layout.spans.items():
+        if start <= place < start + len(flat):
+            name = layout.skeleton.graph.blocks[block].name
     raise UnsupportedError(
         f"{owner} found a skeleton weight of {found:g} in {name!r}, expected "
         + (
@@ -122,12 +114,6 @@ def edges_of(skeleton: Skeleton) -> Tensor:
     return torch.from_numpy(np.stack([np.stack([tree.block, tree.index]) for tree in trees]))
 
 
-def mark_of(found: Mapping[str, Any]) -> Tensor:
-    """The hash in a state, if there is one."""
-    mark = found.get("fingerprint")
-    return mark.cpu() if isinstance(mark, Tensor) else torch.zeros(0, dtype=torch.uint8)
-
-
 def kept_of(
     owner: str,
     found: Mapping[str, Any],
@@ -135,49 +121,37 @@ def kept_of(
     sizes: Mapping[str, int],
     device: torch.device,
 ) -> dict[str, Any]:
-    """A copy of what a state holds of path space, besides the trees.
-
-    Args:
-        owner: the optimizer's class, for messages.
-        found: the entry of the state.
-        wanted: names of vectors, with their shapes.
-        sizes: for each group, the number of its chains.
-        device: where vectors belong.
+    """A copy of what a state holds of path space, besides the trees; vectors have the shapes
+    ``wanted``, and those of chains the ``sizes`` of their groups.
 
     Raises:
         InputError: a vector is missing, or of another shape.
     """
-    kept: dict[str, Any] = {"chains": {}}
-    for name, shape in wanted.items():
-        value = found.get(name)
+    kept: dict[str, Any] = {name: found.get(name) for name in wanted}
+    # (numbers of steps stay where the optimizer has put them)
+    kept["chains"] = {
+        key: copy.deepcopy(dict(entry)) for key, entry in found.get("chains", {}).items()
+    }
+    places = [(kept, name, shape) for name, shape in wanted.items()] + [
+        (entry, name, (sizes.get(key, 0),))
+        for key, entry in kept["chains"].items()
+        for name, value in entry.items()
+        if isinstance(value, Tensor) and value.ndim
+    ]
+    for holder, name, shape in places:
+        value = holder[name]
         if not isinstance(value, Tensor) or value.shape != torch.Size(shape):
             raise InputError(
-                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape"
+                f"{owner} found a damaged state: {name!r} of path space is not a tensor of shape"
                 f" {shape}, expected what optimizer.state_dict() returned; load another checkpoint."
             )
-        kept[name] = value.detach().to(device, copy=True)
-    for key, entry in found.get("chains", {}).items():
-        kept["chains"][key] = {}
-        for name, value in entry.items():
-            if isinstance(value, Tensor) and value.ndim and len(value) != sizes.get(key):
-                raise InputError(
-                    f"{owner} found a damaged state: the {name!r} of path values has {len(value)}"
-                    f" numbers, expected {sizes.get(key, 0)}; load another checkpoint."
-                )
-            if isinstance(value, Tensor):
-                # (numbers of steps stay where the optimizer has put them)
-                value = value.detach().to(device if value.ndim else value.device, copy=True)
-            kept["chains"][key][name] = value
+        holder[name] = value.detach().to(device, copy=True)
     return kept
 
 
 def skeleton_of(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
     """A skeleton with the trees of a state, if they are others that the same rule and seed
     chose for the same graph.
-
-    Args:
-        skeleton: another skeleton of the graph.
-        kept: a state's entries, of any kind: ``choice``, and ``trees`` of :func:`edges_of`.
     """
     mark, edges, own = kept.get("choice"), kept.get("trees"), edges_of(skeleton)
     if not isinstance(mark, Tensor) or not torch.equal(mark.cpu(), choice(skeleton)):
@@ -201,6 +175,5 @@ __all__ = [
     "expect_tree_weights",
     "fingerprint",
     "kept_of",
-    "mark_of",
     "skeleton_of",
 ]

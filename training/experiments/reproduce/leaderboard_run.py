@@ -23,8 +23,8 @@ from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
 from ...optim import GSGD, GAdam, GaugeFixed, init_skeleton_
+from ...optim.matching import movable
 from ...optim.shell import Shell
-from ...optim.sweeps import movable
 from ...path_sgd import PathSGD
 from ..adapters import LoRARite, lora_plus
 from ..task import Split
