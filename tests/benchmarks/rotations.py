@@ -6,15 +6,14 @@ layers rounded with one step per tensor, or their inputs with one step per token
 trained; random and Hadamard matrices where they are orthogonal (:func:`pathspace.rotate_`); and a
 rotation of the stream and of value features with the places written by hand, as QuaRot does.
 
-``python -m benchmarks.rotations > docs/data/rotations.json`` (with ``tests`` in the path).
+``python -m benchmarks.rotations`` (with ``tests`` in the path) keeps the figures in
+``docs/data/rotations.json`` and writes the table of the page.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from importlib.util import find_spec
@@ -27,10 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from benchmarks.figures import keep, markdown, write
 from pathspace.rotations.elements import hadamard
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TOKENS = 768
+NAME, PAGE = "rotations", "rotations.md"
 
 
 def loaded() -> tuple[nn.Module, Tensor]:
@@ -151,14 +152,21 @@ def main() -> None:
         "Hadamard": lambda m: ps.rotate_(m, found, "hadamard"),
         "by hand": by_hand,
     }
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for name, change in bases.items():
         start = time.process_time()
         other = change(deepcopy(model))
         seconds[name] = time.process_time() - start
         rows[name] = row(other, tokens)
-        print(name, rows[name], file=sys.stderr, flush=True)
-    json.dump({"tokens": TOKENS, "rows": rows, "seconds": seconds}, sys.stdout, indent=1)
+        keep(NAME, {"tokens": TOKENS, "rows": rows, "seconds": seconds})
+    write(PAGE, NAME, table(rows))
+
+
+def table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Perplexities as a table, a column for each basis."""
+    first = next(iter(rows.values()))
+    lines = [[kind, *(f"{found[kind]:.2f}" for found in rows.values())] for kind in first]
+    return markdown(["rounding", *rows], lines)
 
 
 if __name__ == "__main__":
