@@ -125,6 +125,9 @@ class Space(Shown):
     def __repr__(self) -> str:
         return f"Space({self.name!r}, {self.label})"
 
+    def __str__(self) -> str:
+        return repr(self)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeatureSpaces(Shown):
