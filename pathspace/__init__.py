@@ -6,10 +6,10 @@ The reduction graph of a model: :func:`trace`, :class:`ReductionGraph`. Basis pa
 documents: :func:`proof`, judged by :func:`check`. The gauge: :func:`rescale` a copy, or in place
 :func:`rescale_`, :func:`balance_`, :func:`canonicalise_`; :func:`balancing`,
 :func:`register_transport`; on checkpoints :func:`rescale_files`, :func:`balance_files`. Whole
-matrices: :func:`spaces` of features, :func:`rotate_`, :func:`rotate_files`. The gauge at work:
-:func:`equalise`, :func:`fit_dtype`, :func:`choose_gauge` for :class:`Balance`, :class:`Range`,
-:class:`Noise`, :class:`ActivationRange`, :class:`Smooth`, :class:`Conditioning`. Pairs for other
-tools: :func:`smoothing_pairs`, :func:`smoothing_recipe`. Channels:
+matrices: :func:`spaces` of features, :func:`rotate_`, :func:`rotate_files`, :func:`find_rotation`.
+The gauge at work: :func:`equalise`, :func:`fit_dtype`, :func:`choose_gauge` for :class:`Balance`,
+:class:`Range`, :class:`Noise`, :class:`ActivationRange`, :class:`Smooth`, :class:`Conditioning`.
+Pairs for other tools: :func:`smoothing_pairs`, :func:`smoothing_recipe`. Channels:
 :func:`channels`, :func:`compare`. Before a trace: :func:`fold_norms`, :func:`lift_clips`,
 :class:`Carried`, :func:`without_weights`; :func:`rule` for operations of your own. Path norms:
 :func:`path_norm`, :func:`path_statistics`. Errors: :class:`PathspaceError` and its kinds. Types of

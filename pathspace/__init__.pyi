@@ -45,6 +45,7 @@ from .pruning.channels import channels as channels
 from .pruning.compare import compare as compare
 from .reduction import ReductionGraph as ReductionGraph
 from .reduction import trace as trace
+from .rotations.alignment import find_rotation as find_rotation
 from .rotations.files import rotate_files as rotate_files
 from .rotations.rotate import rotate_ as rotate_
 from .rotations.spaces import spaces as spaces

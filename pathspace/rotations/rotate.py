@@ -138,13 +138,17 @@ class BasisChange:
 
     def of(self, name: str) -> Tensor:
         """The new numbers of a parameter, in its own type."""
+        return self.turned(name).to(self.read(name))
+
+    def turned(self, name: str) -> Tensor:
+        """The new numbers of a parameter in float64."""
         old = self.read(name)
         new = old.detach().to("cpu", torch.float64, copy=True).contiguous()
         for part, matrix in self._parts.get(name, ()):
             new = self._turned(new, part, matrix)
         for positions in self._folded.get(name, ()):
             new.view(-1)[torch.from_numpy(positions)] = 1.0 - self.spaces.shifts[name]
-        return new.to(old)
+        return new
 
     def _turned(self, new: Tensor, part: FeatureSlice, matrix: Tensor) -> Tensor:
         """``A w / m`` for writers, ``A^-T w m`` for readers, along one dimension; ``m``: gains."""
