@@ -43,6 +43,7 @@ from .paths.skeleton import canonicalise_ as canonicalise_
 from .paths.symbolic import symbolic as symbolic
 from .pruning.channels import channels as channels
 from .pruning.compare import compare as compare
+from .pruning.sliced_stream import slice_stream as slice_stream
 from .reduction import ReductionGraph as ReductionGraph
 from .reduction import trace as trace
 from .rotations.alignment import find_rotation as find_rotation

@@ -60,6 +60,8 @@ def declare(module: Any, before: Mapping[str, Any]) -> None:
         for name in ("groups", second):
             value = new.get(name, module.groups)
             new[name] = value * module.weight.shape[0] // before["weight"].shape[0]
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        new["normalized_shape"] = tuple(module.weight.shape)
     for name, size in new.items():
         setattr(module, name, size)
 
