@@ -53,7 +53,7 @@ def slice_stream(
         A new model; this one does not change.
 
     Raises:
-        InputError: ``keep`` is no share, or leaves nothing.
+        InputError: ``keep`` is not a share, or leaves nothing.
         UnsupportedError: the model has no such stream, or its code names the size.
 
     Example:
