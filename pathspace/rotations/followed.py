@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from ..inference.channels import varying
 from ..inference.registry import Facts, named_arguments
@@ -43,6 +43,8 @@ FOLLOWED: Mapping[str, str] = {
 }  # fmt: skip
 # of these an operand may be a product of two features
 OF_PRODUCTS = ("total", "mean", "copy", "movement")
+# these take some positions along a dimension, or leave some out
+TAKING = frozenset(["part", "split", "pick", "padding", "write"])
 
 
 def follows(
@@ -64,14 +66,27 @@ def follows(
     checks: dict[str, Callable[[], bool]] = {
         "quotient": lambda: not reading.carries(args[1]),
         "power": lambda: reading.place.op == "aten.square" or named.get("exponent") == 2,
-        "norm": lambda: _is_length(named) and sum(map(reading.carries, leaves)) == 1,
+        "norm": lambda: _is_length(named) and len(leaves) == 1,
         "write": lambda: "dim" in named and "index" not in named,
-        "part": lambda: any(name.startswith("dim") for name in named),
+        "part": lambda: "dim" in named,
+        # (a number that is too small for scales still moves features)
+        "sum": lambda: not (tensors and _is_number(named.get("other"))),
+        "combination": lambda: not (tensors and _is_number(named.get("other"))),
+        "contraction": lambda: _without_diagonals(named.get("equation", "")),
         "dropout": lambda: named.get("train") is False or named.get("p") == 0,
         "choice": lambda: _chosen(reading, args, named),
-        "pick": lambda: _at_one_dimension(leaves),
+        "pick": lambda: ("dim" in named or "indices" in named) and _at_one_dimension(leaves),
     }
     return kind not in checks or checks[kind]()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and value != 0
+
+
+def _without_diagonals(equation: str) -> bool:
+    terms = equation.partition("->")[0].replace(" ", "").replace("...", "").split(",")
+    return all(len(set(term)) == len(term) for term in terms)
 
 
 def _is_length(named: Mapping[str, Any]) -> bool:
@@ -109,3 +124,19 @@ def _at_one_dimension(leaves: Sequence[Value]) -> bool:
     if not isinstance(source, Tensor) or not varying(source):
         return True
     return len(indices) == 1 and len(indices[0].shape) < 2
+
+
+def taken_along(
+    node: fx.Node | None, facts: Facts, leaves: Sequence[Value]
+) -> Iterator[tuple[Tensor, int]]:
+    """Activations of which an operation takes, or shifts, positions along a dimension: where
+    copies of features stand beside others, it can pair the copies anew.
+    """
+    windows = {} if node is None else named_arguments(node.target, node.args, node.kwargs)
+    if facts.kind not in TAKING and "dimension" not in windows:
+        return
+    for source in leaves:
+        if isinstance(source, Tensor) and source.dim():
+            own = windows.get("dim", windows.get("dimension"))
+            dims = varying(source) if own is None else {own % source.dim()}
+            yield from ((source, dim) for dim in dims)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..inference.channels import varying
-from ..inference.values import NEUTRAL, distinct, value_of
+from ..inference.values import NEUTRAL, ROOT, distinct, value_of
 
 
 def narrowed(tensor: Tensor, along: set[int]) -> Tensor:
@@ -57,3 +57,15 @@ def ranks_of(ids: Tensor, along: set[int]) -> Tensor:
         found[row == NEUTRAL] = 0
     most = torch.from_numpy(ranks.max(0))
     return most.reshape([n if dim in along else 1 for dim, n in enumerate(small.shape)])
+
+
+def mixes_copies(ids: Tensor, dim: int) -> bool:
+    """Whether a coordinate is several times beside another one along a dimension."""
+    along = varying(ids)
+    if dim not in along:
+        return False
+    small = narrowed(ids, along).movedim(dim, -1)
+    rows = small.reshape(-1, small.shape[-1]).sort(dim=1).values
+    twice = (rows[:, 1:] == rows[:, :-1]) & (rows[:, 1:] != NEUTRAL) & (rows[:, 1:] != ROOT)
+    several = (rows != rows[:, :1]).any(1)
+    return bool((twice.any(1) & several).any())

@@ -23,6 +23,7 @@ from ..inference.values import (
     compress,
     constant,
     distinct,
+    has_zeros,
 )
 from .coordinates import is_coordinate
 from .layouts import equal_factors, narrowed, numbered, ranks_of
@@ -60,6 +61,7 @@ class Spaces(Reading):
                 result = compress(torch.where(one == NEUTRAL, other, one)).expand(shape)
             elif bool((distinct(ids) == ROOT).any()):
                 self._added(spaces[0], ids)
+                result = _filled(result)
         return result
 
     def _equal(self, left: Tensor, right: Tensor) -> None:
@@ -102,6 +104,8 @@ class Spaces(Reading):
         shape = broadcast_shape(*(ids.shape for _, ids in factors))
         spaces = [(power, ids) for power, ids in factors if self.has_space(ids)]
         rest = [ids for _, ids in factors if not self.has_space(ids)]
+        if any(self.is_product(ids) for _, ids in spaces):
+            rest = [*rest, constant(shape)]
         if len(spaces) == 1 and spaces[0][0] == 2 and not rest:
             return self.demands.pairs(spaces[0][1], spaces[0][1])
         if len(spaces) == 2 and not rest and all(power == 1 for power, _ in spaces):
@@ -172,8 +176,9 @@ class Spaces(Reading):
             self.hold(ids, "each of its features is normalised alone")
             return constant(ids.shape)
         labels = numbered(small.shape, sorted(along - wanted))
-        self._normed(ids, labels, mean=not self.place.op.endswith("rms_norm"))
-        return ids
+        mean = not self.place.op.endswith("rms_norm")
+        self._normed(ids, labels, mean)
+        return _filled(ids) if mean else ids
 
     # -- weights
 
@@ -258,6 +263,7 @@ class Spaces(Reading):
         own, name = varying(places), weight.name
         if own < along:
             # one factor for many features
+            self.fix_weights([weight], "it is one factor for many features")
             self.demands.mark(ids, numbered(distinct(ids).shape, sorted(own)))
             return ids
         twice = name is not None and self.shifts.setdefault(name, weight.shift) != weight.shift
@@ -276,3 +282,8 @@ class Spaces(Reading):
         for dim in sorted(summed, reverse=True):
             ids = ids.select(dim, 0)
         return ids
+
+
+def _filled(ids: Tensor) -> Tensor:
+    """Zeros are numbers after something was added."""
+    return torch.where(ids == NEUTRAL, ROOT, ids) if has_zeros(ids) else ids

@@ -31,8 +31,8 @@ from ..inference.values import (
     shape_of,
 )
 from .coordinates import PAIRS, Demands
-from .followed import follows
-from .layouts import narrowed
+from .followed import follows, taken_along
+from .layouts import mixes_copies, narrowed, numbered
 from .turns import pieces_of, turned
 
 
@@ -118,11 +118,14 @@ class Reading(Semantics):
         return ids
 
     def fix_unused(self) -> None:
-        """Fix what no operation read or wrote: nothing is known of it."""
+        """Fix what no operation read or wrote, and gains that have other uses."""
         every = np.concatenate([ids.numpy() for ids in self.sides.values()] or [np.zeros(0, int)])
         used = np.concatenate(self.used or [np.zeros(0, int)])
         self.place = Place()
         self.hold(torch.from_numpy(np.setdiff1d(every, used)), "no operation uses it")
+        for (name, _), ids in self.sides.items():
+            if name in self.shifts:
+                self.hold(ids, "it is a gain elsewhere")
 
     # -- fixing
 
@@ -198,6 +201,9 @@ class Reading(Semantics):
         if free and not follows(self, facts, args, kwargs, leaves):
             self.pin(free, "it acts on each feature alone")
             return _constants(self.place.result)
+        for source, dim in taken_along(self.place.node, facts, leaves):
+            if mixes_copies(source, dim):
+                self.demands.mark(source, numbered(source.shape, [dim]))
         result = rule(self, *args, **kwargs)
         if facts.kind in ("concatenation", "write") and isinstance(result, Tensor):
             return self._assembled(result)

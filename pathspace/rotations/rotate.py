@@ -120,9 +120,10 @@ class BasisChange:
         self._parts: dict[str, list[tuple[FeatureSlice, Tensor]]] = {}
         self._folded: dict[str, list[np.ndarray]] = {}
         self._factors: np.ndarray | None = None
+        chosen = dict(matrices) | _sharing_gains(spaces, matrices)
         for space in spaces.free:
-            if space.name in matrices:
-                own = matrices[space.name]
+            if space.name in chosen:
+                own = chosen[space.name]
                 # (of an orthogonal matrix both are the same)
                 duals = own if space.keeps_length else torch.linalg.inv(own).mT
                 for part in space.slices:
@@ -169,3 +170,18 @@ class BasisChange:
         if self._factors is None:
             self._factors = self.spaces.factors(self.read)
         return self._factors
+
+
+def _sharing_gains(spaces: FeatureSpaces, chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Identities for other spaces with the same gains, whose readers have to take them in, too."""
+    found: dict[str, Tensor] = {}
+    folded = {space.name: spaces.solution.gains_of(space.classes) for space in spaces.free}
+    waiting = list(chosen)
+    while waiting:
+        gains = folded[waiting.pop()]
+        for space in spaces.free:
+            known = space.name in chosen or space.name in found
+            if not known and np.isin(folded[space.name], gains).any():
+                found[space.name] = torch.eye(space.size).double().expand(space.count, -1, -1)
+                waiting.append(space.name)
+    return found

@@ -17,31 +17,18 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.figures import markdown
-from benchmarks.measure import analysis, training
+from benchmarks.measure import analysis
 from benchmarks.penalty import MODELS as PENALISED
 from benchmarks.penalty import penalty
-from benchmarks.steps import steps
 
 ANALYSED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_160", "vgg16")
 PARTS = {
     "analysis": "Analysis (memory in units of the model's weights)",
-    "training": "Training: medians, whole training steps over those of torch's optimizers",
-    "steps": "The optimizers' steps alone: operations in one, and medians as they are and compiled",
     "penalty": (
         "Markov chains: whole training steps over plain ones, and what is kept for the backward"
         " pass"
     ),
 }
-TRAINED = (
-    "small_rnn",
-    "residual_cnn",
-    "stacked_rnn",
-    "recurrent_cnn_96",
-    "recurrent_cnn_128",
-    "recurrent_cnn_160",
-)
-
-STEPPED = ("small_rnn", "stacked_rnn", "recurrent_cnn_96")
 
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -89,7 +76,7 @@ def main(
     ] = torch.get_num_threads(),
     device: Annotated[str, typer.Option(help="Where the training steps run: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Measure the analysis, the optimizers and the penal connection."""
+    """Measure the analysis and the penal connection."""
     console = Console(width=200)
     if show is not None:
         kept = json.loads(show.read_text())
@@ -97,12 +84,6 @@ def main(
         return
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
-    ]
-    jobs += [
-        (training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)
-    ]
-    jobs += [
-        (steps, (name, device, rounds, threads)) for name in STEPPED if name in (only or STEPPED)
     ]
     jobs += [
         (penalty, (name, device, 2 * rounds, threads))

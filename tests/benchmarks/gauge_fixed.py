@@ -13,13 +13,15 @@ import pathspace as ps
 from benchmarks import models
 from pathspace.training import GaugeFixed
 
+# steps from one sweep to the next
+EACH = 3
+
 
 def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model; runs in a process of its own.
 
-    Training steps take turns, until every set of units was treated as often as the others (a
-    sweep treats one of them): of the steps the mean counts, since some sets hold more weights
-    than others. On a GPU both also run with torch's fused AdamW.
+    Training steps take turns, in whole rounds of :data:`EACH` (every third step ends with a
+    sweep): of the steps the mean counts. On a GPU both also run with torch's fused AdamW.
     """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -39,7 +41,7 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
-    turns = len(fixed.sets) * -(-rounds // len(fixed.sets))
+    turns = EACH * -(-rounds // EACH)
 
     def backward(one: torch.nn.Module) -> None:
         one.zero_grad()
@@ -69,17 +71,16 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
             for key, (one, optimizer) in arms.items():
                 wait()
                 begun = clock()
-                for _ in range(len(fixed.sets)):
+                for _ in range(EACH):
                     backward(one)
                     optimizer.step()
                 wait()
-                loops[key].append((clock() - begun) / len(fixed.sets))
+                loops[key].append((clock() - begun) / EACH)
         whole = {key: statistics.median(values) for key, values in loops.items()}
     return {
         "model": name,
         "weights": sum(p.numel() for p in model.parameters()),
         "units": graph.num_units,
-        "sets": len(fixed.sets),
         "trace_s": traced,
         "start_s": made,
         "backward_ms": 1000 * middle,

@@ -2,14 +2,13 @@
 
     PYTHONPATH=tests python -m benchmarks.one_thread [MODEL ...]
 
-writes ``docs/data/one_thread.json`` and three tables of docs/benchmarks.md: training steps of small
-networks, those in the canonical gauge, and the step alone beside what the memory allows. With
+writes ``docs/data/one_thread.json`` and two tables of docs/benchmarks.md: training steps on path
+values, and those in the canonical gauge. With
 names, only these models are measured again.
 """
 
 from __future__ import annotations
 
-import copy
 import multiprocessing
 import os
 import statistics
@@ -21,25 +20,24 @@ import torch
 
 from benchmarks.figures import keep, load, markdown, write
 from benchmarks.gauge_fixed import gauge_fixed
-from benchmarks.measure import in_turns, prepared, training
+from benchmarks.measure import training
 
-PROCESSES, ROUNDS = 3, 20
+ROUNDS = 20
 SHOWN = (
     "model",
     "backward_ms",
     "sgd_ms",
     "gsgd_ms",
-    "compiled_ms",
-    "gsgd_fused_ms",
+    "adam_ms",
+    "gadam_ms",
     "gsgd/sgd",
-    "compiled/sgd",
+    "gadam/adam",
 )
-SHOWN += ("gsgd_fused/sgd",)
 
 
-def small(name: str) -> dict[str, Any]:
-    """Training steps with G-SGD over those with SGD."""
-    found = training(name, "cpu", ROUNDS, 1, compiled=True)
+def steps(name: str) -> dict[str, Any]:
+    """Training steps on path values over those of torch's optimizers."""
+    found = training(name, "cpu", ROUNDS if name != "stacked_rnn" else 4, 1)
     return {key: found[key] for key in SHOWN}
 
 
@@ -48,37 +46,9 @@ def fixed(name: str) -> dict[str, Any]:
     return gauge_fixed(name, "cpu", 6, 1)
 
 
-def alone(name: str) -> dict[str, Any]:
-    """Steps alone, beside the least that two passes over weights and gradients take.
-
-    ``read_ms`` reads weights and gradients once, in one product of vectors for each tensor. What
-    sums ``w g`` before it moves the weights reads them so, and then does what SGD does.
-    """
-    model, _, _, makers = prepared(name, "cpu", 1)
-    moves: dict[str, Callable[[], Any]] = {}
-    pairs = []
-    for key in ("sgd", "gsgd", "gsgd_fused"):
-        twin = copy.deepcopy(model)
-        optimizer = makers[key](twin)
-        for parameter in twin.parameters():
-            parameter.grad = 1e-9 * torch.randn_like(parameter)
-            if key == "sgd":
-                pairs.append((parameter.detach().view(-1), parameter.grad.view(-1)))
-        moves[key] = optimizer.step
-    moves["read"] = lambda: [w @ g for w, g in pairs]
-    # (the first turn does not count)
-    in_turns(moves, 1)
-    typical = in_turns(moves, 2 * ROUNDS - 1)
-    sgd = typical["sgd_ms"]
-    least = (typical["read_ms"] + sgd) / sgd
-    ratios = {f"{key}/sgd": typical[f"{key}_ms"] / sgd for key in ("gsgd", "gsgd_fused")}
-    return {"model": name, **typical, "two passes/sgd": least, **ratios}
-
-
 PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...], int]] = {
-    "small": (small, ("small_rnn", "recurrent_cnn_96"), PROCESSES),
-    "fixed": (fixed, ("resnet18", "resnet18_small", "gpt_10m"), 1),
-    "alone": (alone, ("stacked_rnn",), PROCESSES),
+    "steps": (steps, ("small_rnn", "recurrent_cnn_96", "resnet18_small", "stacked_rnn"), 1),
+    "fixed": (fixed, ("resnet18_small", "gpt_10m"), 1),
 }
 
 

@@ -132,6 +132,7 @@ def two(between: Callable[[Tensor], Tensor], size: int = 6) -> nn.Module:
 
 
 CONSTANT = torch.tensor([1.0, 1, 2, 2, 2, 3])
+CORNER = torch.ones(4, 6)
 # function of 4 tokens of 6 features -> (group, size, count) of every free space
 BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[str, int, int]]]] = {
     "nothing": (lambda x: x, [("GL", 6, 1)]),
@@ -170,6 +171,25 @@ BETWEEN: dict[str, tuple[Callable[[Tensor], Tensor], list[tuple[str, int, int]]]
     "a softmax": (lambda x: x.softmax(-1), []),
     "its largest": (lambda x: x + x.amax(-1, keepdim=True), []),
     "a product": (lambda x: x * x.flip(-1), []),
+    "tokens shifted by a feature": (lambda x: x.flatten().roll(1).view(4, 6), [("scales", 1, 6)]),
+    "copies cut in another place": (
+        lambda x: torch.cat([x, x.roll(1, 0)], -1)[:, 4:10], [("scales", 1, 6)],
+    ),
+    # (two features are left out, here and in the lines on zeros, and can be mixed)
+    "a diagonal": (
+        lambda x: torch.einsum("bii->bi", x.view(1, 4, 6)[:, :, :4])[0] @ CORNER.to(x),
+        [("GL", 2, 1)],
+    ),
+    "an eps beside features": (
+        lambda x: x / (x + 1e-5).square().sum(-1, keepdim=True).sqrt(), [],
+    ),
+    "hypotenuses": (lambda x: F.layer_norm(torch.hypot(x, CONSTANT[:1]), (6,)), []),
+    "distances": (lambda x: F.pad(torch.cdist(x, x), (0, 2)), []),
+    "zeros with a mean": (
+        lambda x: F.layer_norm(F.pad(x[:, :4], (1, 1)), (6,)), [("GL", 2, 1)],
+    ),
+    "zeros and a number": (lambda x: F.pad(x[:, :4], (1, 1)) + CONSTANT[:1], [("GL", 2, 1)]),
+    "three factors": (lambda x: torch.einsum("ti,tj,tj->ti", x, x, x), []),
 }  # fmt: skip
 
 
@@ -201,6 +221,40 @@ def test_a_model_without_values_has_the_same_spaces() -> None:
     with torch.device("meta"):
         empty = Llama()
     assert labels(ps.spaces(empty, words)) == labels(ps.spaces(Llama(), words))
+
+
+class TwoStreams(nn.Module):
+    """One norm, and its gain, in two streams."""
+
+    def __init__(self, use: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.c, self.norm, self.use = nn.Linear(3, 6), nn.Linear(3, 6), nn.RMSNorm(6), use
+        self.b, self.d = nn.Linear(6, 2), nn.Linear(6, 2)
+        nn.init.normal_(self.norm.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, self.a(x), self.c(x))
+
+
+SHARED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "one norm in two streams": lambda m, x, y: m.b(m.norm(x)) + m.d(m.norm(y)),
+    "a part of the gain": lambda m, x, y: (
+        m.b(m.norm(x)) + m.d(F.pad(F.rms_norm(y[:, :5], (5,)) * m.norm.weight[1:], (0, 1)))
+    ),
+    "one gain as a number": lambda m, x, y: m.b(m.norm(x)) + m.d(y * m.norm.weight[0]),
+    "a gain as a bias": lambda m, x, y: m.b(m.norm(x)) + m.d(y + m.norm.weight),
+    "a gain that is measured": lambda m, x, y: m.b(m.norm(x)) / m.norm.weight.norm(),
+    "a row as a gain": lambda m, x, y: m.b(x) + m.d(y * m.b.weight[0]),
+    "a weight as a number": lambda m, x, y: m.b(x) + m.d(y * m.b.weight[0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_gains_with_several_uses(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = TwoStreams(SHARED[name]).double(), torch.randn(4, 3, dtype=torch.float64)
+    found = ps.spaces(model, x)
+    assert max(in_turn(model, ((x,), {}), found).values(), default=0) < 1e-9
 
 
 def test_a_gain_that_has_another_use_is_not_folded() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import Value, Weight
+from ..values import Value, Weight, along
 from .contraction import contract_ids
 from .edges import times
 
@@ -28,7 +27,8 @@ def attention(
     q, k, v = (semantics.activation(entry) for entry in (query, key, value))
     if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (
-            torch.repeat_interleave(entry, q.shape[-3] // entry.shape[-3], -3) for entry in (k, v)
+            along(lambda t: t.repeat_interleave(q.shape[-3] // k.shape[-3], -3), entry, [-3])
+            for entry in (k, v)
         )
     scores = contract_ids(semantics, q.unsqueeze(-2), k.unsqueeze(-3), [-1])
     mask = kwargs.get("attn_mask", mask)
