@@ -130,7 +130,7 @@ def taken_along(
     node: fx.Node | None, facts: Facts, leaves: Sequence[Value]
 ) -> Iterator[tuple[Tensor, int]]:
     """Activations of which an operation takes, or shifts, positions along a dimension: where
-    copies of features stand beside others, it can pair the copies anew.
+    copies of features stand beside others, it can pair the copies again.
     """
     windows = {} if node is None else named_arguments(node.target, node.args, node.kwargs)
     if facts.kind not in TAKING and "dimension" not in windows:
