@@ -68,10 +68,8 @@ def rotate_files(
     added = {
         name: stored.keys[name]
         for name, first in spaces.ties.items()
-        if name != first and stored.keys[name] == stored.keys[first]
-        and {name, first} & change.names
-        and not torch.equal(_new(change, name), _new(change, first))
-    }  # fmt: skip
+        if name != first and _is_cut(change, stored, name, first)
+    }
     changes: dict[str, Change] = {}
     for name in sorted(change.names):
         if name in added:
@@ -91,7 +89,10 @@ class _Stored:
 
     def __init__(self, spaces: FeatureSpaces, checkpoint: Checkpoint) -> None:
         self._places = checkpoint.places()
-        names = {name: (name, first) for name, first in spaces.ties.items()}
+        alike: dict[str, list[str]] = {}
+        for name, first in spaces.ties.items():
+            alike.setdefault(first, []).append(name)
+        names = {name: (name, *alike[spaces.ties[name]]) for name in spaces.sizes}
         self.keys = {
             name: keys[0] for name, keys in checkpoint.named(names, "rotate_files").items()
         }
@@ -111,6 +112,14 @@ class _Stored:
                 " of these spaces."
             )
         return torch.cat([piece.reshape(piece.shape or (1,)) for _, piece in file.pieces(key)])
+
+
+def _is_cut(change: BasisChange, stored: _Stored, name: str, first: str) -> bool:
+    """Whether one stored tensor becomes two."""
+    if not {name, first} <= stored.keys.keys() or stored.keys[name] != stored.keys[first]:
+        return False
+    moved = bool({name, first} & change.names)
+    return moved and not torch.equal(_new(change, name), _new(change, first))
 
 
 def _new(change: BasisChange, name: str) -> Tensor:

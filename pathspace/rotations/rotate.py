@@ -61,7 +61,10 @@ def rotate_(
             f"rotate_ found no parameter {missing[0]!r} in {type(model).__name__}, expected the"
             " model of these spaces; call ps.spaces on this model."
         )
-    set_parameters(model, {name: change.of(name) for name in own if name in change.names})
+    # (names of a tie that was not cut follow the first one)
+    places = {name: name if name in spaces.sizes else spaces.ties[name] for name in own}
+    new = {name: change.of(place) for name, place in places.items() if place in change.names}
+    set_parameters(model, new)
     return model
 
 

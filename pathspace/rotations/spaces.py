@@ -12,13 +12,27 @@ import numpy as np
 from torch import nn
 
 from ..capture.capture import capture
+from ..capture.captured import Captured
 from ..inference.interpreter import interpret, scalar_offsets
 from ..models.values import has_values
 from .blocks import MixedBlock, SolvedDemands
 from .members import Members, merged, space_name
 from .mixing import Spaces
 from .space import FeatureSpaces
-from .ties import cut_ties, first_names
+from .ties import cut_ties, first_names, untie
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> Captured:
+    """The model with its ties cut, unless its code does something else then."""
+    twin = cut_ties(model)
+    captured = capture(twin, args, kwargs)
+    # (some models multiply what a head reads that is tied to the table)
+    other = untie(twin) and str(capture(twin, args, kwargs).graph.graph) != str(
+        captured.graph.graph
+    )
+    return capture(model, args, kwargs) if other else captured
 
 
 def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> FeatureSpaces:
@@ -47,8 +61,7 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         >>> ps.spaces(model, torch.randn(4, 3)).free
         [Space('0.weight', GL(8))]
     """
-    twin = cut_ties(model)
-    captured = capture(twin, args, kwargs)
+    captured = _captured(model, args, kwargs)
     known = {
         name: buffer
         for name, buffer in captured.buffers.items()

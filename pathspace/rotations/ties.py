@@ -66,15 +66,18 @@ def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
             if not torch.equal(own, new.get(first, old)):
                 path, _, key = name.rpartition(".")
                 modules[path]._parameters[key] = nn.Parameter(own.clone(), parameter.requires_grad)
-                _untied(model)
+                untie(model)
         if first in new:
             parameter.copy_(new[first])
 
 
-def _untied(model: nn.Module) -> None:
-    """Let configurations say that the tables at both ends differ."""
+def untie(model: nn.Module) -> bool:
+    """Let configurations say that the tables at both ends differ; whether one said otherwise."""
+    changed = False
     for module in every_module(model):
         config = getattr(module, "config", None)
         for one in (config, getattr(config, "text_config", None)):
             if getattr(one, "tie_word_embeddings", False) is True:
                 one.tie_word_embeddings = False  # type: ignore[union-attr]
+                changed = True
+    return changed

@@ -102,6 +102,25 @@ def test_a_tie_is_cut_where_a_gain_needs_it(gain: bool) -> None:
     assert model.config.tie_word_embeddings is not gain
 
 
+def test_a_tie_stays_that_the_code_asks_for() -> None:
+    """Some models multiply what a head reads that is tied to the table."""
+
+    class Scaled(Tied):
+        def forward(self, words: Tensor) -> Tensor:
+            factor = 6**-0.5 if self.config.tie_word_embeddings else 1.0
+            return self.head(factor * self.norm(self.table(words)))
+
+    model, words = Scaled(True).double(), torch.arange(7)
+    assert ps.spaces(model, words).free == []
+    model, before = Scaled(False).double(), Scaled(False).double()
+    before.load_state_dict(model.state_dict())
+    found = ps.spaces(model, words)
+    assert [(space.name, space.group) for space in found.free] == [("table.weight", "O")]
+    ps.rotate_(model, found, "random")
+    torch.testing.assert_close(model(words), before(words))
+    assert model.head.weight is model.table.weight
+
+
 @pytest.mark.parametrize("size", [1, 2, 6, 8, 12, 64])
 def test_hadamard_matrices_spread_an_entry(size: int) -> None:
     matrix = hadamard(size, torch.Generator().manual_seed(0))
