@@ -18,6 +18,8 @@ from benchmarks import models
 from pathspace.capture.capture import capture
 from pathspace.training import GSGD, GAdam, init_skeleton_
 
+# (a step with a rate of 0 is computed in another way, which takes longer)
+RATE = 1e-6
 Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
@@ -136,12 +138,12 @@ def prepared(
     skeleton = ps.trace(model, *inputs).skeleton()
     init_skeleton_(model, skeleton)
     makers: dict[str, Maker] = {
-        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
-        "fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, fused=True),
-        "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton),
-        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0),
-        "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
-        "gsgd_fused": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton, fused=True),
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, foreach=True),
+        "fused": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, fused=True),
+        "gsgd": lambda m: GSGD(m.named_parameters(), lr=RATE, skeleton=skeleton),
+        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=RATE),
+        "gadam": lambda m: GAdam(m.named_parameters(), lr=RATE, skeleton=skeleton),
+        "gsgd_fused": lambda m: GSGD(m.named_parameters(), lr=RATE, skeleton=skeleton, fused=True),
     }
     return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
 
