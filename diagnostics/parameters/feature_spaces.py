@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from pathspace.capture.captured import Captured
-from pathspace.inference.channels import Channels, Side
+from pathspace.inference.channels import Channels
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import facts_of
+from pathspace.inference.sides import Side
 
 
 @dataclass(frozen=True)

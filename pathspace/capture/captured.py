@@ -85,9 +85,9 @@ OWN = f"{PurePath(__file__).parent}{os.sep}"
 def source_line() -> str:
     """The line of the model's code that is running, in the form of a stack trace."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH, OWN)):
+    while frame is not None and inspect.getfile(frame).startswith((TORCH, OWN)):
         frame = frame.f_back
-    return "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
+    return "" if frame is None else f'File "{inspect.getfile(frame)}", line {frame.f_lineno}'
 
 
 def place(node: fx.Node) -> tuple[str, str]:

@@ -15,35 +15,24 @@ positions that must not be moved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .registry import facts_of
-from .semantics import Semantics
+from .sides import Side, Sided, varying
 from .union_find import UnionFind
 from .values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
 
 FIXED = 1
-Side = tuple[str, int]
-
-
-def varying(ids: Tensor) -> set[int]:
-    """Dimensions along which ids may differ."""
-    return {
-        dim
-        for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True))
-        if size > 1 and stride
-    }
 
 
 def _blank(ids: Tensor, old: int, new: int) -> Tensor:
     return torch.where(ids == old, new, ids)
 
 
-class Channels(Semantics):
+class Channels(Sided):
     """The interpretation whose ids are channels.
 
     Attributes:
@@ -51,7 +40,6 @@ class Channels(Semantics):
             of matrices, one for each head or expert, the first is along the table and the
             last inside each matrix.
         certain: whether channels of one layout can change places; if not, it has to be measured.
-        sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
         pinned: whether an operation has no rule for its operands, so that its result has no ids.
@@ -64,8 +52,6 @@ class Channels(Semantics):
         super().__init__(offsets, shapes)
         self.equations = UnionFind()
         self.equations.fresh((1,))
-        self.sizes = dict(shapes)
-        self.sides: dict[Side, Tensor] = {}
         self.reads: set[Side] = set()
         self.several = self.pinned = False
         self._mixed: list[tuple[Tensor, set[int], str]] = []
@@ -78,37 +64,9 @@ class Channels(Semantics):
 
     # -- tensors of the model
 
-    def side(self, name: str, dim: int) -> Tensor:
-        """Ids of the positions along one dimension of a parameter or buffer."""
-        if (name, dim) not in self.sides:
-            self.sides[name, dim] = self.equations.fresh((self.sizes[name][dim],))
-        return self.sides[name, dim]
-
-    def _long(self, name: str) -> list[int]:
-        return [dim for dim, size in enumerate(self.sizes[name]) if size > 1]
-
-    def _laid(self, name: str, dim: int) -> Tensor:
-        shape = self.sizes[name]
-        return (
-            self.side(name, dim)
-            .reshape([-1 if d == dim else 1 for d in range(len(shape))])
-            .expand(shape)
-        )
-
-    def _places(self, weight: Weight) -> list[tuple[list[Side], Tensor]]:
-        """Sides and ids of the positions of a view, for every dimension of the parameters."""
-        if weight.name is not None:
-            own = weight.name
-            return [([(own, d)], weight.of_table(self._laid(own, d))) for d in self._long(own)]
-        found: dict[int, tuple[list[Side], Tensor]] = {}
-        for name in self.parameters_of(weight):
-            local = weight.index - self.offsets[name]
-            inside = (local >= 0) & (local < prod(self.sizes[name]))
-            for dim in self._long(name):
-                sides, ids = found.setdefault(dim, ([], torch.full(weight.index.shape, ROOT)))
-                sides.append((name, dim))
-                ids[inside] = self._laid(name, dim).reshape(-1)[local[inside]]
-        return [(sides, compress(ids)) for sides, ids in found.values()]
+    def fresh(self, count: int) -> Tensor:
+        """New ids, all different."""
+        return self.equations.fresh((count,))
 
     def attach(self, weight: Weight) -> Tensor:
         """A parameter as an activation."""
@@ -116,9 +74,9 @@ class Channels(Semantics):
 
     def _table(self, name: str) -> Tensor:
         """Ids along the only dimension longer than 1, or one id for each element."""
-        long = self._long(name)
+        long = self.long(name)
         if len(long) < 2:
-            return self._laid(name, long[0]) if long else constant(self.sizes[name])
+            return self.laid(name, long[0]) if long else constant(self.sizes[name])
         if name not in self._elements:
             self._elements[name] = self.equations.fresh(self.sizes[name])
         return self._elements[name]
@@ -222,7 +180,7 @@ class Channels(Semantics):
         full = broadcast_shape(weight.shape, ids.shape)
         rank, ids = len(full), ids.expand(full)
         summed = {dim % rank for dim in dims}
-        places = [(sides, view.expand(full)) for sides, view in self._places(weight)]
+        places = [(sides, view.expand(full)) for sides, view in self.places(weight)]
         reads = [(sides, view) for sides, view in places if varying(view) & summed]
         writes = [
             (sides, view) for sides, view in places if varying(view) and not varying(view) & summed
@@ -284,7 +242,7 @@ class Channels(Semantics):
         self.pinned = True
         for value in values:
             for ids in (
-                [view for _, view in self._places(value)] if isinstance(value, Weight) else [value]
+                [view for _, view in self.places(value)] if isinstance(value, Weight) else [value]
             ):
                 self.fix(ids)
 
@@ -401,9 +359,9 @@ class Channels(Semantics):
                 self.fix(ids)
             changed = True
             del self._elements[name]
-            for dim in self._long(name):
+            for dim in self.long(name):
                 if along == {dim}:
-                    self._unify(self._laid(name, dim), ids)
+                    self._unify(self.laid(name, dim), ids)
                 else:
                     self.fix(self.side(name, dim))
         return changed

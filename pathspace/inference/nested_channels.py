@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .channels import Channels, varying
+from .channels import Channels
+from .sides import varying
 
 
 class InnerChannels(Channels):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..inference.channels import Channels, Side
+from ..inference.channels import Channels
+from ..inference.sides import Side
 from ..models.walk import tensors_of
 from ..shown import Shown
 

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ..errors import InputError, UnsupportedError
-from ..inference.channels import Side
+from ..inference.sides import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import outputs
 from ..models.walk import module_at, tensors_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import first_line
-from ..inference.channels import Side
+from ..inference.sides import Side
 from ..models.copies import safe_deepcopy
 from ..models.nested import mapped, real_leaves
 from ..models.running import cast, distance, outputs, replacements

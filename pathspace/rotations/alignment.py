@@ -11,11 +11,11 @@ from scipy.linalg import solve_sylvester
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.walk import every_tensor
 from ..shown import Shown
 from .elements import turn_of
 from .rotate import BasisChange, rotate_
 from .space import FeatureSlice, FeatureSpaces, Space
-from .ties import names_of
 
 # largest relative difference of weights that counts as rounding
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -71,7 +71,10 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
         >>> ps.find_rotation(model, other, spaces).equal
         True
     """
-    shapes = [{n: tuple(p.shape) for n, p in names_of(each).items()} for each in (model, other)]
+    shapes = [
+        {n: tuple(p.shape) for n, p in every_tensor(each, "_parameters").items()}
+        for each in (model, other)
+    ]
     if shapes[0] != shapes[1]:
         name = next(n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n))
         raise InputError(
@@ -110,7 +113,9 @@ def _folded(model: nn.Module, spaces: FeatureSpaces) -> dict[str, Tensor]:
     twin = deepcopy(model).double()
     still = {space.name: torch.eye(space.size).double() for space in spaces.free}
     rotate_(twin, spaces, still)
-    return {name: parameter.detach() for name, parameter in names_of(twin).items()}
+    return {
+        name: parameter.detach() for name, parameter in every_tensor(twin, "_parameters").items()
+    }
 
 
 def _in_order(spaces: FeatureSpaces) -> list[Space]:

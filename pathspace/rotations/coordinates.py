@@ -121,11 +121,7 @@ class Demands:
 
         A coordinate that is its own dual is one of an orthonormal basis.
         """
-        shape = broadcast_shape(left.shape, right.shape)
-        left, right = left.expand(shape), right.expand(shape)
-        for dim in range(len(shape)):
-            if shape[dim] > 1 and not left.stride(dim) and not right.stride(dim):
-                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        _, left, right = _one_of_each(left, right)
         one, other = left.reshape(-1).numpy(), right.reshape(-1).numpy()
         keep = (one != NEUTRAL) & (other != NEUTRAL) & ((one != other) | dual)
         if keep.any():
@@ -143,12 +139,7 @@ class Demands:
 
     def pairs(self, left: Tensor, right: Tensor) -> Tensor:
         """Ids of products of two coordinates."""
-        shape = broadcast_shape(left.shape, right.shape)
-        left, right = left.expand(shape), right.expand(shape)
-        full = shape
-        for dim in range(len(shape)):
-            if not left.stride(dim) and not right.stride(dim):
-                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        full, left, right = _one_of_each(left, right)
         start = PAIRS + self._count
         self._products.append((left.reshape(-1).numpy(), right.reshape(-1).numpy()))
         self._count += left.numel()
@@ -183,3 +174,13 @@ class Demands:
             if not self.reasons or self.reasons[-1] != reason:
                 self.reasons.append(reason)
             self.fixed.append((found, len(self.reasons) - 1))
+
+
+def _one_of_each(left: Tensor, right: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """The common shape, and both tensors with size 1 where neither varies."""
+    shape = broadcast_shape(left.shape, right.shape)
+    left, right = left.expand(shape), right.expand(shape)
+    for dim, size in enumerate(shape):
+        if size > 1 and not left.stride(dim) and not right.stride(dim):
+            left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+    return shape, left, right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -26,12 +27,9 @@ def hadamard(size: int, generator: torch.Generator) -> Tensor:
     The rest ``m`` of the size is mixed by a random orthogonal matrix: ``H kron Q``, so that a
     vector with one entry is spread over all others.
     """
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while size % (2 * len(matrix)) == 0:
-        matrix = (
-            torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)]) / 2**0.5
-        )
-    rest = size // len(matrix)
+    power = size & -size
+    matrix = torch.from_numpy(scipy.linalg.hadamard(power)).double() / power**0.5
+    rest = size // power
     signs = torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
     return torch.kron(matrix, orthogonal(rest, generator).contiguous()) * signs
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import torch
@@ -102,9 +103,7 @@ class _Stored:
         key = self.keys[name]
         file = self._places[key]
         entry = file.entries[key]
-        size = 1
-        for length in entry.shape:
-            size *= length
+        size = prod(entry.shape)
         if entry.dtype is None or not entry.dtype.is_floating_point or size != self._sizes[name]:
             raise InputError(
                 f"rotate_files found {key!r} of shape {entry.shape} and type {entry.kind}, expected"

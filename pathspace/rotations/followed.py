@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from ..inference.channels import varying
 from ..inference.registry import Facts, named_arguments
 from ..inference.semantics import Place
+from ..inference.sides import varying
 from ..inference.values import Value, Weight, value_of
 
 

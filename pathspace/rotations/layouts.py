@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inference.channels import varying
+from ..inference.sides import varying
 from ..inference.values import NEUTRAL, ROOT, distinct, value_of
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..inference.channels import Side
+from ..inference.sides import Side
 from .blocks import MixedBlock, SolvedDemands
 from .coordinates import Array, mixed
 from .space import FeatureSlice, Space

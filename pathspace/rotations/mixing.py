@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..inference.channels import varying
 from ..inference.registry import facts_of
+from ..inference.sides import varying
 from ..inference.values import (
     NEUTRAL,
     ROOT,
@@ -103,13 +103,11 @@ class Spaces(Reading):
         """A product of two features, whose sum may be a dot product."""
         shape = broadcast_shape(*(ids.shape for _, ids in factors))
         spaces = [(power, ids) for power, ids in factors if self.has_space(ids)]
-        rest = [ids for _, ids in factors if not self.has_space(ids)]
-        if any(self.is_product(ids) for _, ids in spaces):
-            rest = [*rest, constant(shape)]
-        if len(spaces) == 1 and spaces[0][0] == 2 and not rest:
-            return self.demands.pairs(spaces[0][1], spaces[0][1])
-        if len(spaces) == 2 and not rest and all(power == 1 for power, _ in spaces):
-            return self.demands.pairs(spaces[0][1], spaces[1][1])
+        # (a factor without features, or one that is a product, is not followed here)
+        plain = len(spaces) == len(factors) and not any(self.is_product(ids) for _, ids in spaces)
+        powers = [power for power, _ in spaces]
+        if plain and powers in ([2], [1, 1]):
+            return self.demands.pairs(spaces[0][1], spaces[-1][1])
         for _, ids in spaces:
             self.hold(ids, "features are multiplied with each other")
         return constant(shape)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from ..inference.channels import Side, varying
 from ..inference.registry import facts_of
-from ..inference.semantics import Place, Semantics
+from ..inference.semantics import Place
+from ..inference.sides import Side, Sided, varying
 from ..inference.values import (
     NEUTRAL,
     ROOT,
@@ -36,12 +36,11 @@ from .layouts import mixes_copies, narrowed, numbered
 from .turns import pieces_of, turned
 
 
-class Reading(Semantics):
+class Reading(Sided):
     """An interpretation whose ids are coordinates of feature spaces: tensors, and what is fixed.
 
     Attributes:
         demands: what operations demand of the coordinates.
-        sides: (parameter, dimension) -> coordinates of its positions.
         shifts: parameter used as a gain -> the number added to it.
     """
 
@@ -53,7 +52,6 @@ class Reading(Semantics):
     ) -> None:
         super().__init__(offsets, shapes)
         self.demands = Demands()
-        self.sides: dict[Side, Tensor] = {}
         self.shifts: dict[str, float] = {}
         self.reads: set[Side] = set()
         self._buffers = buffers or {}
@@ -63,35 +61,9 @@ class Reading(Semantics):
 
     # -- tensors of the model
 
-    def side(self, name: str, dim: int) -> Tensor:
-        """Coordinates of the positions along one dimension of a parameter."""
-        if (name, dim) not in self.sides:
-            self.sides[name, dim] = self.demands.fresh((self.shapes[name][dim],))
-        return self.sides[name, dim]
-
-    def _laid(self, name: str, dim: int) -> Tensor:
-        shape = self.shapes[name]
-        wanted = [-1 if d == dim else 1 for d in range(len(shape))]
-        return self.side(name, dim).reshape(wanted).expand(shape)
-
-    def long(self, name: str) -> list[int]:
-        """Dimensions of a parameter that are longer than 1."""
-        return [dim for dim, size in enumerate(self.shapes[name]) if size > 1]
-
-    def places(self, weight: Weight) -> list[tuple[list[Side], Tensor]]:
-        """Sides and coordinates of a view, for every dimension longer than 1 of its parameters."""
-        if weight.name is not None:
-            own = weight.name
-            return [([(own, dim)], weight.of_table(self._laid(own, dim))) for dim in self.long(own)]
-        found: dict[int, tuple[list[Side], Tensor]] = {}
-        for name in self.parameters_of(weight):
-            local = weight.index - self.offsets[name]
-            inside = (local >= 0) & (local < prod(self.shapes[name]))
-            for dim in self.long(name):
-                sides, ids = found.setdefault(dim, ([], torch.full(weight.index.shape, ROOT)))
-                sides.append((name, dim))
-                ids[inside] = self._laid(name, dim).reshape(-1)[local[inside]]
-        return [(sides, compress(ids)) for sides, ids in found.values()]
+    def fresh(self, count: int) -> Tensor:
+        """New coordinates of one space."""
+        return self.demands.fresh((count,))
 
     def attach(self, weight: Weight) -> Tensor:
         """A parameter as an activation: its last dimension holds features, others do not."""
@@ -107,7 +79,7 @@ class Reading(Semantics):
 
     def _table(self, name: str) -> Tensor:
         long = self.long(name)
-        return self._laid(name, long[-1]) if long else constant(self.shapes[name])
+        return self.laid(name, long[-1]) if long else constant(self.shapes[name])
 
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
         """Inputs and buffers do not change; the values of buffers are known."""
@@ -195,8 +167,7 @@ class Reading(Semantics):
         free = [leaf for leaf in leaves if self.carries(leaf)]
         if facts.kind in ("creation", "size"):
             return rule(self, *args, **kwargs)
-        zeros = (leaf for leaf in leaves if isinstance(leaf, Tensor) and has_zeros(leaf))
-        if not free and not any(True for _ in zeros):
+        if not free and not any(isinstance(leaf, Tensor) and has_zeros(leaf) for leaf in leaves):
             return _constants(self.place.result)
         if free and not follows(self, facts, args, kwargs, leaves):
             self.pin(free, "it acts on each feature alone")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.walk import every_tensor
 from .elements import checked, hadamard, random_element
 from .space import FeatureSlice, FeatureSpaces, Space
-from .ties import names_of, set_parameters
+from .ties import set_parameters
 
 M = TypeVar("M", bound=nn.Module)
 Element = Tensor | str
@@ -55,7 +56,9 @@ def rotate_(
         True
     """
     change = BasisChange(spaces, matrices(spaces, elements, seed), lambda name: own[name])
-    own = {name: parameter.detach() for name, parameter in names_of(model).items()}
+    own = {
+        name: parameter.detach() for name, parameter in every_tensor(model, "_parameters").items()
+    }
     if missing := sorted(change.names - own.keys()):
         raise InputError(
             f"rotate_ found no parameter {missing[0]!r} in {type(model).__name__}, expected the"

@@ -12,14 +12,14 @@ import numpy as np
 from torch import nn
 
 from ..capture.capture import capture
-from ..capture.captured import Captured
+from ..capture.captured import Captured, canonical_names
 from ..inference.interpreter import interpret, scalar_offsets
 from ..models.values import has_values
 from .blocks import MixedBlock, SolvedDemands
 from .members import Members, merged, space_name
 from .mixing import Spaces
 from .space import FeatureSpaces
-from .ties import cut_ties, first_names, untie
+from .ties import cut_ties, untie
 
 
 def _captured(
@@ -94,4 +94,6 @@ def spaces(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None
         taken.add(name)
         found[number] = replace(space, name=name, gains=gains)
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    return FeatureSpaces(tuple(found), solution, offsets, sizes, first_names(model), reading.shifts)
+    return FeatureSpaces(
+        tuple(found), solution, offsets, sizes, canonical_names(model)[1], reading.shifts
+    )

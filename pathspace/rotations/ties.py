@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ..models.copies import safe_deepcopy
-from ..models.walk import every_module, every_path
-
-
-def slots(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place of a parameter: module, name in it, parameter."""
-    for module in every_module(model):
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                yield module, key, parameter
+from ..models.walk import every_module, every_path, every_tensor
 
 
 def cut_ties(model: nn.Module) -> nn.Module:
     """A copy with the same tensors, in which a parameter with several names has copies."""
     twin = safe_deepcopy(model, share_tensors=True)
     seen: set[int] = set()
-    for module, key, parameter in list(slots(twin)):
-        if id(parameter) in seen:
-            own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-            module._parameters[key] = own
-        seen.add(id(parameter))
+    for module in every_module(twin):
+        for key, parameter in module._parameters.items():
+            if id(parameter) in seen and parameter is not None:
+                own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                module._parameters[key] = own
+            seen.add(id(parameter))
     return twin
-
-
-def names_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter by the path of each place that holds it."""
-    found = {}
-    paths = {id(module): path for path, module in reversed(list(every_path(model)))}
-    for module, key, parameter in slots(model):
-        path = paths[id(module)]
-        found[f"{path}.{key}" if path else key] = parameter
-    return found
-
-
-def first_names(model: nn.Module) -> dict[str, str]:
-    """Every name of a parameter -> the first one."""
-    first: dict[int, str] = {}
-    return {
-        name: first.setdefault(id(parameter), name) for name, parameter in names_of(model).items()
-    }
 
 
 @torch.no_grad()
 def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
     """Write numbers into parameters; one with several names is cut where these differ."""
-    places = names_of(model)
+    places = every_tensor(model, "_parameters")
     names: dict[int, list[str]] = {}
     for name, parameter in places.items():
         names.setdefault(id(parameter), []).append(name)

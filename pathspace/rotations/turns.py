@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from ..inference.channels import varying
 from ..inference.registry import facts_of, named_arguments, operation_name
+from ..inference.sides import varying
 from ..inference.values import shape_of
 from .coordinates import is_coordinate
 from .layouts import narrowed
