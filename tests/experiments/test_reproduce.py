@@ -152,7 +152,7 @@ def test_an_interrupted_series_keeps_what_had_ended(
 def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sentence(
     tmp_path: Path,
 ) -> None:
-    # long enough that both are still at work when the first outcome is seen
+    # the other process may have ended its trial as well when the first outcome is seen, but not all four
     trials = [replace(SMALL, seed=seed, epochs=40) for seed in range(4)]
     journal = tmp_path / "journal.jsonl"
 
@@ -163,7 +163,7 @@ def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sent
 
     with pytest.raises(InputError, match=r"killed during a trial, .* same command goes on"):
         run_all(trials, TrialCache(tmp_path, journal), 2, kill_one)
-    assert len(journal.read_text().splitlines()) == 1 and not multiprocessing.active_children()
+    assert 0 < len(journal.read_text().splitlines()) < 4 and not multiprocessing.active_children()
     apart = run_all(trials, TrialCache(tmp_path, journal), 2)
     alone = run_all(trials, TrialCache(None))
     assert all(same(a, b) for a, b in zip(apart, alone, strict=True))
