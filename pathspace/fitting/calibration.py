@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,18 @@ from ..models.running import evaluate
 from ..models.stand_in import stand_in
 from ..models.values import require_runnable
 
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
+
+class Batch(NamedTuple):
+    """Inputs of one run."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+# standard errors by which the noise of the samples has to fall, and by which factor at least
+ERRORS, LEAST, ALONE = 2.0, 0.97, 0.8
+# a context for a run, from its tensors by name
+Around = Callable[[Mapping[str, Tensor]], AbstractContextManager[Any]]
 
 
 class Calibrated:
@@ -32,7 +43,10 @@ class Calibrated:
         check_capturable(model)
         require_runnable("calibration", (*model.named_parameters(), *model.named_buffers()))
         self.model, self.twin = model, stand_in(model)
-        given: list[Batch] = [arranged(model, *batch_inputs(one)) for one in _several(batches)]
+        given = [
+            one if isinstance(one, Batch) else Batch(*arranged(model, *batch_inputs(one)))
+            for one in _several(batches)
+        ]
         self.batches = [batch for batch in given if not _is_empty(batch)]
         if not given:
             raise InputError("calibration holds no batch, expected one at least.")
@@ -46,7 +60,9 @@ class Calibrated:
             name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()
         }
 
-    def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def outputs(
+        self, batch: Batch, tensors: Mapping[str, Tensor], around: Around | None = None
+    ) -> list[Tensor]:
         """Real outputs of one batch with other tensors in place of the model's own."""
         # (copies, because a model may write into what it holds)
         given = {
@@ -54,7 +70,8 @@ class Calibrated:
             for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
         }
         try:
-            found = evaluate(self.twin, given, *batch)
+            with nullcontext() if around is None else around(given):
+                found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
         values = real_leaves(found)
@@ -85,13 +102,13 @@ class Calibrated:
         return found
 
     @torch.no_grad()
-    def noise(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def noise(self, tensors: Mapping[str, Tensor], around: Around | None = None) -> Tensor:
         """Squared relative change of the outputs with other tensors, for each sample."""
         found = []
         samples = max(sum(map(_samples, self.reference)), 1)
         with quiet():
             for batch, wanted in zip(self.batches, self.reference, strict=True):
-                pairs = zip(wanted, self.outputs(batch, tensors), strict=True)
+                pairs = zip(wanted, self.outputs(batch, tensors, around), strict=True)
                 count = _samples(wanted)
                 parts = [
                     _change(old.double().cpu(), new.double().cpu(), count, energy / samples)
@@ -194,4 +211,19 @@ def _several(batches: Any) -> Iterable[Any]:
     raise InputTypeError(
         f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a"
         " mapping of keyword inputs, or an iterable of these."
+    )
+
+
+def is_safely_less(after: Tensor, before: Tensor) -> bool:
+    """Whether noise falls by more than chance, sample by sample."""
+    if not bool(after.isfinite().all()):
+        return False
+    if not bool(before.isfinite().all()):
+        return True
+    change = after - before
+    if len(change) < 2:
+        return float(after.sum()) < ALONE * float(before.sum())
+    error = float(change.std()) / math.sqrt(len(change))
+    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
+        before.mean()
     )

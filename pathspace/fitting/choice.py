@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -19,10 +19,12 @@ from ..gauge.balance import balancing
 from ..gauge.pairs import Pairs
 from ..gauge.rescale import expect_blocks
 from ..graph.structure import LOG_2, Structure
+from ..rotations.space import FeatureSpaces
 from ..shown import Shown
+from .basis_choice import ChosenBasis, choose_basis
 from .convex import Programme, minimise_convex
 from .largest_entries import Logs, Peaks
-from .objectives import Balance, Objective, running_variances
+from .objectives import Balance, Noise, Objective, running_variances
 
 # no unit is rescaled by more than this factor, unless it is asked for
 LIMIT = 2.0**16
@@ -102,6 +104,18 @@ class Gauge(Tensor):
         return self.as_subclass(Tensor)
 
 
+@overload
+def choose_gauge(
+    model: nn.Module,
+    graph: FeatureSpaces,
+    objective: Noise,
+    calibration: Any,
+    *,
+    steps: int | None = None,
+) -> ChosenBasis: ...
+
+
+@overload
 def choose_gauge(
     model: nn.Module,
     graph: Structure,
@@ -113,15 +127,35 @@ def choose_gauge(
     limit: float = LIMIT,
     tolerance: float = TOLERANCE,
     steps: int | None = None,
-) -> Gauge:
+) -> Gauge: ...
+
+
+def choose_gauge(
+    model: nn.Module,
+    graph: Structure | FeatureSpaces,
+    objective: Objective | Balance | Callable[[Tensor], Tensor],
+    calibration: Any = None,
+    *,
+    powers_of_two: bool = False,
+    exact: bool = True,
+    limit: float = LIMIT,
+    tolerance: float = TOLERANCE,
+    steps: int | None = None,
+) -> Gauge | ChosenBasis:
     """The rescaling of a network that is best for an objective: a convex programme over the
-    log-scales of its units.
+    log-scales of its units; or the best matrices of its feature spaces.
+
+    With the spaces of :func:`pathspace.spaces`, a descent over the matrices of all of them begins
+    at Hadamard matrices. They are taken if the model is then better by more than chance on every
+    third batch, which nothing was chosen on; else it stays as it was trained.
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it; it is not changed.
-        graph: its reduction graph.
-        objective: one of :class:`pathspace.Balance`, :class:`pathspace.Range`,
-            :class:`pathspace.Noise`, :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`,
+        graph: its reduction graph, or its feature spaces.
+        objective: for feature spaces :class:`pathspace.Noise`, of weights, of what they are
+            multiplied by (``activations``), or of both. For a graph one of
+            :class:`pathspace.Balance`, :class:`pathspace.Range`, :class:`pathspace.Noise`,
+            :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`,
             :class:`pathspace.Conditioning`, or a differentiable function of the log-scales
             ``(H,)``, to be minimised.
         calibration: typical batches: a tensor, a tuple of inputs, a mapping of keyword inputs, or
@@ -133,10 +167,12 @@ def choose_gauge(
         limit: the largest factor.
         tolerance: how far above its minimum the objective may be; the
             certificate says what was reached.
-        steps: of each of a sequence of smooth problems, by default many where there are few units.
+        steps: of each of a sequence of smooth problems, by default many where there are few units;
+            of the descent over matrices, by default 100.
 
     Returns:
-        The log-scales, with a ``certificate``.
+        The log-scales, with a ``certificate``; for feature spaces the elements for
+        :func:`pathspace.rotate_`.
 
     Raises:
         InputError: no such objective, or the model or its calibration does not fit.
@@ -154,6 +190,14 @@ def choose_gauge(
         >>> torch.allclose(ps.rescale_(model, graph, gauge)(x), y, atol=1e-5)
         True
     """
+    if isinstance(graph, FeatureSpaces):
+        if not isinstance(objective, Noise):
+            raise InputTypeError(
+                f"choose_gauge found an objective of type {type(objective).__name__} for feature"
+                " spaces, expected ps.Noise(bits=, activations=)."
+            )
+        expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
+        return choose_basis(model, graph, objective, calibration, steps)
     expect_arguments("choose_gauge", model=model, graph=graph)
     expect_numbers("choose_gauge", "a number above 1", limit=limit)
     expect_numbers("choose_gauge", "a number from 0 to inf", tolerance=tolerance)

@@ -17,6 +17,7 @@ from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..shown import Shown
+from .calibration import is_safely_less
 from .choice import Gauge, choose_gauge
 from .objectives import Noise, calibrated
 from .quantise import check_format, decibels, quantised_weights, weight_axes
@@ -27,8 +28,6 @@ STEPS = (1.0, 0.5)
 TRIALS = 80
 # every how many samples one is held out, from how many samples on
 HOLD, MANY = 3, 6
-# standard errors by which the noise of the samples has to fall, and by which factor at least
-ERRORS, LEAST, ALONE = 2.0, 0.97, 0.8
 # the noise is predicted to first order only: a rough minimum will do
 ENOUGH, SEARCH = 1e-2, 60
 
@@ -171,7 +170,7 @@ def equalise(
     phi, after = stay, before
     for one in (searched(rounded, first, seen, trials), first):
         found = held.noise(rounded.at(one))
-        if all(_is_safely_less(found[on], before[on]) for on in (judge, fit)):
+        if all(is_safely_less(found[on], before[on]) for on in (judge, fit)):
             phi, after = one, found
             break
     return Equalised(
@@ -186,21 +185,6 @@ def equalise(
         helped=phi is not stay,
         gauges=gauges,
         made_up=random,
-    )
-
-
-def _is_safely_less(after: Tensor, before: Tensor) -> bool:
-    """Whether noise falls by more than chance, sample by sample."""
-    if not bool(after.isfinite().all()):
-        return False
-    if not bool(before.isfinite().all()):
-        return True
-    change = after - before
-    if len(change) < 2:
-        return float(after.sum()) < ALONE * float(before.sum())
-    error = float(change.std()) / math.sqrt(len(change))
-    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
-        before.mean()
     )
 
 

@@ -58,17 +58,21 @@ class Noise:
     ``s_e = E |df/dw_e|^2``.
 
     Attributes:
-        bits: of each weight; they scale the value, not the gauge.
+        bits: of each weight; they scale the value, not the gauge. For feature spaces ``None``
+            leaves weights as they are.
+        activations: for feature spaces, bits of what is multiplied by the weights, with one step
+            for each row (token).
         per: one step for each ``"tensor"`` or ``"channel"``.
         weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of
             classes drawn from them.
         draws: backward passes for each calibration batch.
     """
 
-    bits: int = 8
+    bits: int | None = 8
     per: str = "tensor"
     weights: str = "outputs"
     draws: int = 4
+    activations: int | None = None
 
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
@@ -79,6 +83,12 @@ class Noise:
                 f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
             )
         expect_numbers("Noise", COUNT, draws=self.draws)
+        if self.bits is None or self.activations is not None:
+            raise InputError(
+                f"Noise found bits={self.bits} and activations={self.activations} for a graph,"
+                " expected bits of weights alone; rounded activations need ps.spaces(model, x) in"
+                " place of the graph."
+            )
         check_format(self.bits, self.per)
         held = calibrated(model, graph, calibration)
         felt = held.sensitivity(self.draws, self.weights == "fisher")

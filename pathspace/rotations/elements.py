@@ -71,11 +71,23 @@ def turn_of(space: Space) -> Tensor:
     return turn
 
 
+def tangent(space: Space, matrix: Tensor) -> Tensor:
+    """The nearest element of the Lie algebra of a group: what ``exp`` takes to the group."""
+    if space.keeps_length:
+        matrix = (matrix - matrix.mT) / 2
+    if space.group == "O1":
+        matrix = matrix - matrix.mean(-1, keepdim=True)
+        matrix = matrix - matrix.mean(-2, keepdim=True)
+    if space.group in ("complex", "unitary"):
+        turn = turn_of(space)
+        matrix = (matrix - turn @ matrix @ turn) / 2
+    return matrix
+
+
 def _complex(space: Space, generator: torch.Generator) -> Tensor:
-    turn = turn_of(space)
     normal = torch.randn(space.size, space.size, dtype=torch.float64, generator=generator)
-    own = normal - normal.T if space.group == "unitary" else normal / space.size**0.5
-    element: Tensor = torch.linalg.matrix_exp((own - turn @ own @ turn) / 2)
+    scale = 2.0 if space.group == "unitary" else space.size**-0.5
+    element: Tensor = torch.linalg.matrix_exp(tangent(space, normal * scale))
     return element
 
 

@@ -1,0 +1,128 @@
+"""Choose a basis of the features of a model in which rounding costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..models.copies import safe_deepcopy
+from ..rotations.rotate import matrices, rotate_
+from ..rotations.space import FeatureSpaces
+from ..shown import Shown
+from .basis_descent import BasisDescent
+from .calibration import Batch, Calibrated, is_safely_less
+from .objectives import Noise
+from .quantise import check_format, decibels, quantised, quantised_weights, weight_axes
+from .weight_inputs import WeightInputs
+
+STEPS = 100
+# every how many batches one is held out
+HOLD = 3
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenBasis(Shown, Mapping[str, Tensor]):
+    """The elements of a change of basis, for :func:`pathspace.rotate_`; none if none is better.
+
+    Attributes:
+        elements: name of a space -> its matrices, ``(count, size, size)``.
+        objective: what was to be small.
+        before: signal over noise of the outputs as trained, in decibels, on held-out batches.
+        after: the same in the chosen basis.
+        hadamard: the same with Hadamard matrices.
+        helped: whether the basis is changed.
+        held_out: how many batches the choice was judged on that it had not seen.
+    """
+
+    elements: Mapping[str, Tensor] = field(repr=False)
+    objective: str
+    before: float
+    after: float
+    hadamard: float
+    helped: bool
+    held_out: int
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.elements[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.elements)
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def __str__(self) -> str:
+        if not self.helped:
+            return (
+                f"{self.objective}: {self.before:.1f} dB as trained; no basis is safely better, the"
+                " model stays as it is"
+            )
+        return (
+            f"{self.objective}: {self.before:.1f} dB as trained, {self.hadamard:.1f} dB with"
+            f" Hadamard matrices, {self.after:.1f} dB in the chosen basis"
+        )
+
+
+def choose_basis(
+    model: nn.Module, spaces: FeatureSpaces, noise: Noise, calibration: Any, steps: int | None
+) -> ChosenBasis:
+    """The change of basis after which rounding costs least: Hadamard matrices or what a descent
+    from them finds, if the model is then safely better on batches that were held out.
+    """
+    if noise.bits is not None:
+        check_format(noise.bits, noise.per)
+    if noise.activations is not None:
+        check_format(noise.activations, noise.per)
+    if calibration is None:
+        raise InputError(
+            "choose_gauge found no calibration batches, expected typical ones to choose and to"
+            " judge a basis; pass calibration=."
+        )
+    batches = Calibrated(model, calibration).batches
+    held = [batch for number, batch in enumerate(batches) if number % HOLD == 1]
+    fit = [batch for number, batch in enumerate(batches) if number % HOLD != 1]
+    first = matrices(spaces, "hadamard")
+    chosen = BasisDescent(model, spaces, noise, fit, first).minimum(
+        STEPS if steps is None else steps
+    )
+
+    def costs(elements: Mapping[str, Tensor], on: Sequence[Batch]) -> Tensor:
+        turned = Calibrated(rotate_(safe_deepcopy(model), spaces, elements), on)
+        return turned.noise(*_rounding(turned.model, noise))
+
+    seen: dict[str, Mapping[str, Tensor]] = {"hadamard": first, "chosen": chosen}
+    best = min(seen.values(), key=lambda elements: float(costs(elements, fit).mean()))
+    before, after = (costs(elements, held or fit) for elements in ({}, best))
+    other = after if best is first else costs(first, held or fit)
+    helped = is_safely_less(after, before)
+    return ChosenBasis(
+        best if helped else {},
+        str(noise),
+        decibels(float(before.mean())),
+        decibels(float((after if helped else before).mean())),
+        decibels(float(other.mean())),
+        helped,
+        len(held),
+    )
+
+
+def _rounding(model: nn.Module, noise: Noise) -> tuple[dict[str, Tensor], Any]:
+    """The rounded weights of a model, and a context in which inputs of weights are rounded."""
+    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights, around = {}, None
+    if noise.bits is not None:
+        weights = quantised_weights(own, weight_axes(model), noise.bits, noise.per)
+    if noise.activations is not None:
+        bits = noise.activations
+
+        def rounded(_name: str, _dim: int, given: Tensor) -> Tensor:
+            rows = given.reshape(-1, given.shape[-1])
+            return quantised(rows, bits, 0).reshape(given.shape)
+
+        around = partial(WeightInputs, look=rounded)
+    return weights, around

@@ -1,0 +1,261 @@
+"""The cost of rounding in other bases of a model's features, and its descent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ..models.copies import safe_deepcopy
+from ..models.isolation import quiet
+from ..rotations.elements import tangent
+from ..rotations.rotate import rotate_
+from ..rotations.space import FeatureSlice, FeatureSpaces, Space
+from .calibration import Batch, Calibrated, cotangent
+from .objectives import Noise
+from .quantise import weight_axes
+from .weight_inputs import WeightInputs
+
+# how far a step turns the features of a space (radians), and how much of the direction is kept
+STEP, MOMENTUM = 0.05, 0.9
+# powers whose means stand for largest entries, at the first and the last step
+SHARPNESS = (8.0, 16.0)
+# inputs kept of each weight, rows kept of one that nothing mixes, and numbers looked at in a step
+INPUTS, ROWS, NUMBERS = 128, 128, 4_000_000
+
+# name of a space -> its matrices ``A``, and ``A^-T``
+Current = Mapping[str, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Mixing:
+    """Positions along a dimension of some values that a space mixes, by ``A`` or by its dual."""
+
+    space: Space
+    dim: int
+    positions: Tensor
+    dual: bool
+
+    @classmethod
+    def pair(cls, space: Space, part: FeatureSlice, dim: int, dual: bool) -> tuple[Mixing, Mixing]:
+        """How values are mixed, and the derivatives by them."""
+        return cls(space, dim, part.positions, dual), cls(space, dim, part.positions, not dual)
+
+    def __call__(self, values: Tensor, current: Current) -> Tensor:
+        """The values in the current basis."""
+        count, size = self.positions.shape
+        rows, at = values.movedim(self.dim, 0), self.positions.reshape(-1)
+        block = current[self.space.name][self.dual] @ rows[at].reshape(count, size, -1)
+        new = rows.index_copy(0, at, block.reshape(len(at), *rows.shape[1:]))
+        return new.movedim(0, self.dim)
+
+
+@dataclass(eq=False)
+class Rounded:
+    """Numbers that are rounded, with one step for each group: all, or each place along an axis.
+
+    Attributes:
+        values: the numbers, or those among which the largest is.
+        slopes: derivatives of the outputs by them.
+        mixings: what mixes both.
+        axis: that of the groups.
+    """
+
+    values: Tensor
+    slopes: Tensor
+    mixings: list[tuple[Mixing, Mixing]]
+    axis: int | None
+
+    def cost(self, current: Current, sharpness: float) -> Tensor:
+        """``sum over groups of max |values|^2 |slopes|^2``, with a mean of powers for ``max``."""
+        values, slopes = self.values, self.slopes
+        for mixed, felt in self.mixings:
+            values = mixed(values, current)
+            # (their length stays, unless several groups are mixed)
+            if not mixed.space.keeps_length or mixed.dim == self.axis:
+                slopes = felt(slopes, current)
+        axis = 0 if self.axis is None else self.axis
+        rows, own = (t.movedim(axis, 0).flatten(1) for t in (values, slopes))
+        if self.axis is None:
+            rows, own = rows.reshape(1, -1), own.reshape(1, -1)
+        return (largest(rows, sharpness).square() * own.square().sum(1)).sum()
+
+
+def largest(rows: Tensor, sharpness: float) -> Tensor:
+    """``(sum |x|^p)^(1/p)`` of each row: between its largest entry and a multiple of it."""
+    size = rows.abs()
+    top = size.detach().amax(1, keepdim=True).clamp_min(1e-30)
+    return top[:, 0] * (size / top).pow(sharpness).sum(1).pow(1 / sharpness)
+
+
+class BasisDescent:
+    """Descent of the noise of rounded weights and inputs over all changes of basis.
+
+    ``sum over weights of step_W^2 |B^-T G A^T|^2 + sum over inputs x of step_x^2 |A^-T h|^2`` with
+    derivatives ``G`` and ``h`` of the outputs by a weight ``W' = B W A^-1`` and its input
+    ``x' = A x``, and steps in proportion to the largest entries of ``W'`` and ``x'``. The gradient
+    by every matrix is projected to the Lie algebra of its group.
+
+    Args:
+        model: the model; it is not changed.
+        spaces: its spaces.
+        noise: what is rounded.
+        batches: where derivatives are taken.
+        first: the elements to begin with, by space.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spaces: FeatureSpaces,
+        noise: Noise,
+        batches: Sequence[Batch],
+        first: Mapping[str, Tensor],
+    ) -> None:
+        self._free = {space.name: space for space in spaces.free}
+        still = {
+            name: torch.eye(space.size).double().expand(space.count, -1, -1)
+            for name, space in self._free.items()
+        }
+        self._matrices = {name: first.get(name, one).double() for name, one in still.items()}
+        self._random = torch.Generator().manual_seed(0)
+        self._parts: dict[str, list[tuple[Space, FeatureSlice]]] = {}
+        for space in spaces.free:
+            for part in space.slices:
+                self._parts.setdefault(part.parameter, []).append((space, part))
+        folded = rotate_(safe_deepcopy(model), spaces, still)
+        self._calibrated, self._noise = Calibrated(folded, batches), noise
+        slopes, inputs = self._measured()
+        self._weights = [
+            self._weight(name, axis, slopes[name])
+            for name, axis in weight_axes(folded).items()
+            if noise.bits is not None and name in self._parts
+        ]
+        self._inputs = [
+            self._input(*key, *map(torch.cat, zip(*found, strict=True)))
+            for key, found in inputs.items()
+        ]
+
+    def _measured(
+        self,
+    ) -> tuple[dict[str, Tensor], dict[tuple[str, int], list[tuple[Tensor, Tensor]]]]:
+        """Derivatives by the weights, and inputs of each weight with the derivatives by them."""
+        held, noise = self._calibrated, self._noise
+        slopes = {name: torch.zeros(p.shape) for name, p in held.parameters.items()}
+        inputs: dict[tuple[str, int], list[tuple[Tensor, Tensor]]] = {}
+        share = math.ceil(INPUTS / len(held.batches))
+        for batch in held.batches:
+            own = {name: p.clone().requires_grad_() for name, p in held.parameters.items()}
+            seen: list[tuple[tuple[str, int], Tensor]] = []
+
+            def look(name: str, dim: int, given: Tensor) -> Tensor:
+                given = given.view_as(given) if given.requires_grad else given.requires_grad_()
+                if name in self._parts:
+                    seen.append(((name, dim), given))  # noqa: B023
+                return given
+
+            around = partial(WeightInputs, look=look) if noise.activations is not None else None
+            with quiet(), torch.enable_grad():
+                outputs = held.outputs(batch, own, around)
+                some = [place for place, out in enumerate(outputs) if out.requires_grad]
+                found = torch.autograd.grad(
+                    [outputs[place] for place in some],
+                    [*own.values(), *(given for _, given in seen)],
+                    [
+                        cotangent(
+                            outputs[place].detach(),
+                            noise.weights == "fisher",
+                            self._random,
+                            *held.totals[place],
+                        )
+                        for place in some
+                    ],
+                    allow_unused=True,
+                )
+            for name, slope in zip(own, found, strict=False):
+                if slope is not None:
+                    slopes[name] += slope.float().cpu()
+            for (key, given), slope in zip(seen, found[len(own) :], strict=True):
+                if slope is not None:
+                    pair = [t.detach().reshape(-1, t.shape[-1]) for t in (given, slope)]
+                    rows = torch.randperm(len(pair[0]), generator=self._random)[:share]
+                    values, felt = (t[rows].float().cpu() for t in pair)
+                    # (they stand for all rows)
+                    felt *= math.sqrt(len(pair[0]) / len(rows))
+                    inputs.setdefault(key, []).append((values, felt))
+        return slopes, inputs
+
+    def _weight(self, name: str, axis: int, slopes: Tensor) -> Rounded:
+        mixings = [
+            Mixing.pair(space, part, part.dim, part.dual) for space, part in self._parts[name]
+        ]
+        values = self._calibrated.parameters[name].float().cpu()
+        own = axis if self._noise.per == "channel" else None
+        mixed = {one.dim for one, _ in mixings}
+        for dim in set(range(values.dim())) - mixed:
+            rows = (
+                values.movedim(dim, 0).flatten(1).square().sum(1).topk(min(ROWS, values.shape[dim]))
+            )
+            values = values.index_select(dim, rows.indices)
+            if own == dim:
+                slopes = slopes.index_select(dim, rows.indices)
+        if own is None and all(one.space.keeps_length for one, _ in mixings):
+            slopes = slopes.norm().reshape([1] * slopes.dim())
+        return Rounded(values, slopes, mixings, own)
+
+    def _input(self, name: str, dim: int, values: Tensor, slopes: Tensor) -> Rounded:
+        mixings = [
+            Mixing.pair(space, part, 1, not part.dual)
+            for space, part in self._parts[name]
+            if part.dim == dim
+        ]
+        return Rounded(values, slopes, mixings, 0)
+
+    def minimum(self, steps: int) -> dict[str, Tensor]:
+        """Name of a space -> its matrices after so many steps."""
+        directions = {name: torch.zeros_like(one) for name, one in self._matrices.items()}
+        for step in range(steps):
+            done = step / steps
+            sharpness = SHARPNESS[0] + (SHARPNESS[1] - SHARPNESS[0]) * done
+            for name, slope in self._slopes(sharpness).items():
+                space, direction = self._free[name], directions[name]
+                direction.lerp_(tangent(space, slope.double()), 1 - MOMENTUM)
+                length = float(direction.norm())
+                if length > 0 and math.isfinite(length):
+                    width = STEP * (1 - done) * math.sqrt(space.count * space.size) / length
+                    half = direction * (width / 2)
+                    one = torch.eye(space.size, dtype=torch.float64)
+                    # (Cayley's map takes the Lie algebra to the group, as exp does)
+                    turned = (one - half) @ self._matrices[name]
+                    self._matrices[name] = torch.linalg.solve(one + half, turned)
+        return dict(self._matrices)
+
+    def _slopes(self, sharpness: float) -> dict[str, Tensor]:
+        """Derivatives of the cost on a part of what is rounded, by ``Z`` of ``exp(Z) A``."""
+        moves, current = {}, {}
+        for name, matrix in self._matrices.items():
+            dual = matrix if self._free[name].keeps_length else torch.linalg.inv(matrix).mT
+            own, other = matrix.float(), dual.float()
+            move = torch.zeros_like(own, requires_grad=True)
+            moves[name], current[name] = move, (own + move @ own, other - move.mT @ other)
+        levels = (self._noise.bits, self._noise.activations)
+        with torch.enable_grad():
+            for kind, bits in zip((self._weights, self._inputs), levels, strict=True):
+                some = self._part(kind)
+                for rounded in some:
+                    factor = len(kind) / len(some) / (2 ** ((bits or 8) - 1) - 1) ** 2
+                    (factor * rounded.cost(current, sharpness)).backward(retain_graph=True)
+        return {name: move.grad for name, move in moves.items() if move.grad is not None}
+
+    def _part(self, kind: Sequence[Rounded]) -> list[Rounded]:
+        """Some at random, of so many numbers together."""
+        found, left = [], NUMBERS
+        for place in torch.randperm(len(kind), generator=self._random).tolist():
+            if left > 0 and kind[place].mixings:
+                found.append(kind[place])
+                left -= kind[place].values.numel()
+        return found
