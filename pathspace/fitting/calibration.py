@@ -127,7 +127,8 @@ class Calibrated:
         """
         generator = torch.Generator().manual_seed(0)
         total = {
-            name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()
+            name: torch.zeros(p.shape, dtype=max(p.dtype, torch.float32, key=lambda t: t.itemsize))
+            for name, p in self.parameters.items()
         }
         for batch in self.batches:
             own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
@@ -155,9 +156,9 @@ class Calibrated:
                         ) from error
                     for name, gradient in zip(own, found, strict=True):
                         if gradient is not None:
-                            square = gradient.detach().cpu().double().square_().nan_to_num_(0, 0, 0)
-                            total[name].add_(square, alpha=1 / draws)
-        return total
+                            slope = gradient.detach().to(total[name]).nan_to_num_(0, 0, 0)
+                            total[name].addcmul_(slope, slope, value=1 / draws)
+        return {name: sums.double() for name, sums in total.items()}
 
     def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
         for through in (nullcontext(), IgnoreDetach()):

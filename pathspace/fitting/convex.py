@@ -16,8 +16,8 @@ from .largest_entries import Logs, Peaks, grouped
 
 SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 ROUNDS = 2
-# steps for each problem; where there are few log-scales, they are cheap
-STEPS, MANY = 60, 2_000
+# steps for each problem: as many as look at so many entries together, within bounds
+WORK, FEWEST, MOST = 500_000_000, 5, 600
 
 Total = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,10 +35,19 @@ class Found:
 
 @dataclass(eq=False)
 class Programme:
-    """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first."""
+    """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first.
+
+    An evaluation of ``total`` costs as much as so many ``passes`` over all entries.
+    """
 
     peaks: Peaks
     total: Total
+    passes: int = 1
+
+    @property
+    def entries(self) -> int:
+        """Entries that an evaluation looks at, at least the number of log-scales."""
+        return self.scales.count + self.passes * sum(e.logs.numel() for e in self.peaks.entries)
 
     @property
     def scales(self) -> Logs:
@@ -86,7 +95,8 @@ def minimise_convex(
         return Found(phi, before, before, before, 0)
     best, bound, spent = (before, phi), -np.inf, 0
     least = np.full(len(phi), -limit) if floor is None else np.maximum(floor, -limit)
-    each = steps or STEPS * (1 if len(phi) > MANY else 10) * (1 if programme.peaks.count else 10)
+    most = MOST if programme.peaks.count else 10 * MOST
+    each = steps or max(FEWEST, min(most, WORK // max(programme.entries, 1)))
     for sharpness in SHARPNESS if programme.peaks.count else SHARPNESS[:1]:
         for again in range(ROUNDS):
             if not programme.peaks.grow(torch.from_numpy(phi)) and again:
@@ -97,7 +107,7 @@ def minimise_convex(
                 jac=True,
                 method="L-BFGS-B",
                 bounds=[(low, limit) for low in least.tolist()],
-                options={"maxiter": each, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-9},
+                options={"maxiter": each, "maxcor": 10, "ftol": 1e-14, "gtol": 1e-9},
             )
             phi, spent = found.x, spent + int(found.nfev)
             value, gradient, high = programme.smooth(phi, sharpness)

@@ -23,6 +23,9 @@ from .convex import Programme
 from .largest_entries import Logs, Peaks
 from .quantise import check_format, weight_axes
 
+# what the logarithm of every weight costs, in passes over all of them
+PASSES = 4
+
 
 class Objective(Protocol):
     """An objective that :func:`pathspace.choose_gauge` minimises."""
@@ -132,10 +135,14 @@ class Range:
             for entry in peaks.entries:
                 up, down = entry.layout.ends(logs)
                 lacking = entry.tops(top) - levels - (entry.logs + up[:, None] - down[None, :])
-                value = value + F.softplus(2 * lacking[entry.logs.isfinite()]).sum()
+                # (in single precision, because there are as many as weights; zeros lack nothing)
+                bits = F.softplus(
+                    2 * lacking.float().masked_fill(~entry.logs.isfinite(), -torch.inf)
+                )
+                value = value + bits.sum(dtype=torch.float64)
             return value / (2 * math.log(2) * max(count, 1))
 
-        return Programme(peaks, total)
+        return Programme(peaks, total, PASSES)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def test_an_interrupted_series_keeps_what_had_ended(
 def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sentence(
     tmp_path: Path,
 ) -> None:
-    # the other process may have ended its trial as well when the first outcome is seen, but not all four
+    # the other process may have ended its trial as well when the first outcome is seen, not all
     trials = [replace(SMALL, seed=seed, epochs=40) for seed in range(4)]
     journal = tmp_path / "journal.jsonl"
 
