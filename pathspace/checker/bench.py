@@ -180,6 +180,7 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
 def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
     """Random values of the same magnitude: ``"near"`` the model's own; ``"new"``, which turns on
     what is always off in the model; or with its ``"signs"``, as running variances always are.
+    Those of ``"unit"`` variance let every part of a network matter, also one that starts small.
     """
     import torch
 
@@ -190,6 +191,9 @@ def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
         return torch.where(value == 0, 0.1 * spread * noise.abs(), value * (0.5 * noise).exp())
     if name == "running_mean":
         return value + 0.3 * noise
+    if manner == "unit":
+        fan_in = value[0].numel() if value.dim() > 1 else 1
+        return noise / fan_in**0.5
     return spread * noise if manner == "new" else value + 0.5 * spread * noise
 
 
@@ -280,12 +284,12 @@ class Runner:
         found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
         return torch.cat(found) if found else torch.zeros(0)
 
-    def draw(self, number: int) -> Any:
+    def draw(self, number: int, manner: str = "") -> Any:
         """Other weights and inputs; the outputs, or ``None`` if none is a number other than 0."""
         # zeros hide differences: no scale changes a bias or a running mean of 0
-        for manner in (MANNERS[number % len(MANNERS)], "signs"):
+        for each in (manner or MANNERS[number % len(MANNERS)], "signs"):
             for (name, value), own in zip(self._numbers, self._kept, strict=True):
-                value.data.copy_(redrawn_values(name, own, number, manner))
+                value.data.copy_(redrawn_values(name, own, number, each))
             before = self._redraw_inputs(SIZES[number % len(SIZES)], number)
             if before is not None:
                 return before
