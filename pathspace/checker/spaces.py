@@ -10,6 +10,7 @@ position of a tensor may belong to two spaces.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,30 +154,31 @@ def _read_slice(
 def check_places(
     spaces: Sequence[FreeSpace], tensors: Mapping[str, Any], ties: Sequence[str]
 ) -> None:
-    """Check that all positions exist, and that none belongs to two spaces, under whichever names;
-    names of ``ties`` stand for tensors of their own.
+    """Check that all positions exist, and that none is taken twice, under whichever names: by two
+    spaces, or by one that acts on gains which become 1. Names of ``ties`` stand for tensors of
+    their own.
     """
     taken: dict[tuple[int | str, int], list[np.ndarray]] = {}
+    folded: set[int | str] = set()
+
+    def tensor(name: str, positions: np.ndarray, dim: int | None) -> int | str:
+        require(name in tensors, f"the model has no parameter {name}")
+        shape = tuple(tensors[name].shape)
+        sizes = (math.prod(shape),) if dim is None else shape[dim : dim + 1]
+        inside = sizes and positions.max() < sizes[0]
+        require(inside, f"the space {space.name} leaves the parameter {name}")
+        return name if name in ties else id(tensors[name])
+
     for space in spaces:
         for part in space.slices:
-            name = part.parameter
-            for known in (name, *(gain.parameter for gain in part.gains)):
-                require(known in tensors, f"the model has no parameter {known}")
-            shape = tuple(tensors[name].shape)
-            require(
-                part.dim < len(shape) and part.positions.max() < shape[part.dim],
-                f"the space {space.name} leaves the parameter {name}",
-            )
-            for gain in part.gains:
-                most = int(np.prod(tensors[gain.parameter].shape))
-                require(gain.positions.max() < most, f"the space {space.name} has too many gains")
-            tensor = name if name in ties else id(tensors[name])
-            taken.setdefault((tensor, part.dim), []).append(part.positions.reshape(-1))
-            all_of_it = np.concatenate(taken[tensor, part.dim])
-            require(
-                len(np.unique(all_of_it)) == len(all_of_it),
-                f"the space {space.name} has positions of {name} that are another's",
-            )
+            place = tensor(part.parameter, part.positions, part.dim), part.dim
+            taken.setdefault(place, []).append(part.positions.reshape(-1))
+            folded |= {tensor(gain.parameter, gain.positions, None) for gain in part.gains}
+    for (one, _), positions in taken.items():
+        at = np.concatenate(positions)
+        name = next(name for name in tensors if one in (name, id(tensors[name])))
+        require(len(np.unique(at)) == len(at), f"two spaces have positions of {name} in common")
+        require(one not in folded, f"a space has the gains {name}, which become 1")
 
 
 def rotate_copy(

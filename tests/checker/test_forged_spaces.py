@@ -129,8 +129,8 @@ FORGED: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "another dimension": (lambda lines: forged_chain(lines, dimension=37), "has the dimension 36"),
     "another sum": (lambda lines: lines | {"dimension": 37}, "have the dimension 36"),
     "an unknown group": (lambda lines: forged_chain(lines, group="U"), "'U' of the space"),
-    "two spaces in one place": (twice, "positions of a.weight that are another's"),
-    "a position twice": (lambda lines: moved(lines, [0, 1, 2, 3, 4, 4]), "that are another's"),
+    "two spaces in one place": (twice, "positions of a.weight in common"),
+    "a position twice": (lambda lines: moved(lines, [0, 1, 2, 3, 4, 4]), "in common"),
     "a position too far": (lambda lines: moved(lines, [0, 1, 2, 3, 4, 6]), "leaves the parameter"),
     "a position below 0": (lambda lines: moved(lines, [-1, 1, 2, 3, 4, 5]), "does not exist"),
     "too few positions": (lambda lines: moved(lines, [0, 1]), "has 2 positions, not 6"),
@@ -159,6 +159,16 @@ def test_what_is_wrong_in_a_line_is_said(name: str) -> None:
     assert reason in judged(forge(lines), model, (x,))
 
 
+def test_no_space_acts_on_gains_that_become_1() -> None:
+    """An orthogonal matrix that keeps the vector of ones would not be seen there."""
+    model, lines = llama()
+    part = {"parameter": "norm.weight", "dim": 0, "dual": False, "positions": list(range(8))}
+    line = {"name": "x", "group": "O1", "size": 8, "count": 1, "gains": [], "slices": [part]}
+    part["gains"] = []
+    forged = counted(lines | {"free": [*lines["free"], line]})
+    assert judged(forged, model, (WORDS,)) == "a space has the gains norm.weight, which become 1"
+
+
 def test_one_tensor_does_not_count_twice_under_two_names() -> None:
     class Aliased(nn.Module):
         def __init__(self) -> None:
@@ -174,7 +184,7 @@ def test_one_tensor_does_not_count_twice_under_two_names() -> None:
     other = json.loads(json.dumps(lines).replace('"a.', '"c.').replace('"b.', '"d.'))
     both = lines | {"free": lines["free"] + other["free"], "dimension": 2 * lines["dimension"]}
     for ties in ([], ["c.weight", "c.bias", "d.weight"]):
-        assert "that are another's" in judged(both | {"ties": ties}, model, (x,))
+        assert "in common" in judged(both | {"ties": ties}, model, (x,))
 
 
 def test_a_gain_of_zero_and_silent_outputs_leave_nothing_to_say() -> None:
