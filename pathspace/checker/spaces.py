@@ -11,7 +11,7 @@ position of a tensor may belong to two spaces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,7 +241,11 @@ class _Bases(Runner):
         """
         import torch
 
-        if any(bool((gains == 0).any()) for gains in self._divisors()):
+        of_slices = (
+            (space, gain) for space in self.spaces for p in space.slices for gain in p.gains
+        )
+        divisors = (self._gains(space, gain) for space, gain in of_slices if gain.power < 0)
+        if any(bool((gains == 0).any()) for gains in divisors):
             return False
         drawn = [self._element(space) for space in self.spaces]
         if self._gap(before, drawn) <= tolerance:
@@ -295,36 +299,25 @@ class _Bases(Runner):
         gains = self._doubles(gain.parameter).reshape(-1) + space.shifts[gain.parameter]
         return torch.where(where < 0, 1.0, gains[where])
 
-    def _divisors(self) -> Iterator[Any]:
-        """Gains that divide."""
-        for space in self.spaces:
-            for part in space.slices:
-                yield from (self._gains(space, gain) for gain in part.gains if gain.power < 0)
-
     def _changed(self, elements: Sequence[Any]) -> dict[str, Any]:
         """All parameters that elements change, one for each space."""
         import torch
 
         new: dict[str, Any] = {}
-        folded: dict[str, tuple[np.ndarray, float]] = {}
         for space, matrix in zip(self.spaces, elements, strict=True):
             dual = torch.linalg.inv(matrix).mT
             for part in space.slices:
-                at, shape = torch.from_numpy(part.positions.reshape(-1)), part.positions.shape
-                if part.parameter not in new:
-                    new[part.parameter] = self._doubles(part.parameter)
+                for name in (part.parameter, *(gain.parameter for gain in part.gains)):
+                    if name not in new:
+                        new[name] = self._doubles(name)
                 rows = new[part.parameter].movedim(part.dim, 0)
-                values = rows[at].reshape(*shape, -1)
+                at = torch.from_numpy(part.positions.reshape(-1))
+                values = rows[at].reshape(*part.positions.shape, -1)
                 for gain in part.gains:
                     values = values * self._gains(space, gain)[..., None] ** gain.power
-                    known = folded.get(gain.parameter, (np.zeros(0, int), 0.0))[0]
-                    used = gain.positions[gain.positions >= 0]
-                    shift = space.shifts[gain.parameter]
-                    folded[gain.parameter] = np.union1d(known, used), shift
+                    used = torch.from_numpy(gain.positions[gain.positions >= 0])
+                    new[gain.parameter].view(-1)[used] = 1.0 - space.shifts[gain.parameter]
                 rows[at] = ((dual if part.dual else matrix) @ values).reshape(rows[at].shape)
-        for name, (places, shift) in folded.items():
-            new.setdefault(name, self._doubles(name))
-            new[name].view(-1)[torch.from_numpy(places)] = 1.0 - shift
         return new
 
     def _gap(self, before: Any, elements: Sequence[Any]) -> float:
