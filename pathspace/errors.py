@@ -93,6 +93,7 @@ _KINDS = {
     "graph": (("Structure",), "a ReductionGraph, as ps.trace makes it"),
     "phi": (("Tensor",), "a tensor of log-scales, one for each unit of the reduction graph"),
     "skeleton": (("TwoTrees",), "a Skeleton, as graph.skeleton() makes it"),
+    "spaces": (("FeatureSpaces",), "spaces, as ps.spaces finds them"),
     "operator": (("LinearOperator",), "a linear operator, such as diagnostics.jacobian(model, x)"),
     "report": (("Report",), "a report, as diagnostics.report makes it"),
     "table": (("Table",), "a table, as functions of pathspace.diagnostics return it"),

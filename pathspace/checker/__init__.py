@@ -20,6 +20,8 @@ The argument that it checks, in time linear in the number of ids in the document
   every gate (rectifier, clamp) was on both sides of 0; it says which did not. So the outputs
   depend on at most ``m - H`` independent values of the listed weights. The checker does not
   search for symmetries outside the document.
+* *Spaces of features*, if the document lists any: see :mod:`pathspace.checker.spaces`. Without the
+  model nothing is known of them but their dimensions.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 from .bench import is_bare
 from .document import STATEMENT, Rejected, read_document, read_tensors, require
 from .outputs import compare_tensors, rescale_copy
+from .spaces import check_places, read_spaces, rotate_copy
 from .trees import count
 
 __all__ = ["STATEMENT", "Judgement", "check"]
@@ -56,6 +59,8 @@ class Judgement:
         seconds: elapsed time.
         unseen: what of the model had no visible effect in any run, in words: a false statement
             about these weights or gates would not have been noticed.
+        spaces: dimension of the groups of all spaces of features in the document, ``None`` if no
+            outputs were compared, or it lists none.
     """
 
     accepted: bool
@@ -66,6 +71,7 @@ class Judgement:
     compared: str
     seconds: float
     unseen: tuple[str, ...] = ()
+    spaces: int | None = None
 
 
 def check(
@@ -99,11 +105,13 @@ def check(
     start = time.perf_counter()
     weights = units = 0
     accepted, compared, reason, unseen = False, "nothing", "", list[str]()
+    moved: int | None = None
     try:
         loaded = read_document(document)
         blocks = list(read_tensors(loaded))
         weights, units = sum(block.edges for block in blocks), loaded["units"]
         count(loaded, blocks, weights, units)
+        spaces, ties = read_spaces(loaded)
         tensors, model = _compared(tensors, model, bool(args or kwargs))
         if model is not None and any(map(is_bare, model.parameters())):
             reason = "the model has no numbers, so only shapes were compared"
@@ -111,10 +119,18 @@ def check(
         if tensors is not None:
             compared = "shapes" if any(map(is_bare, tensors.values())) else "tensors"
             compare_tensors(loaded, blocks, tensors)
+            check_places(spaces, tensors, ties)
         if model is not None:
             compared = "outputs"
-            reason, unseen = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
+            given = (model, args, kwargs or {}, tolerance)
+            reason, unseen = rescale_copy(loaded, blocks, *given)
+            if spaces and not reason:
+                reason = rotate_copy(spaces, ties, *given)
             compared = "tensors" if reason else compared
+        if spaces and compared == "outputs":
+            moved = sum(space.dimension for space in spaces)
+        elif spaces:
+            unseen = [*unseen, f"what the groups of {len(spaces):,} spaces do to outputs"]
         accepted = True
     except Rejected as rejection:
         reason = str(rejection)
@@ -125,7 +141,8 @@ def check(
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"the document is malformed: {type(error).__name__} ({error})"
     dimension, seconds = weights - units if accepted else None, time.perf_counter() - start
-    return Judgement(accepted, reason, weights, units, dimension, compared, seconds, tuple(unseen))
+    told = (accepted, reason, weights, units, dimension, compared, seconds, tuple(unseen))
+    return Judgement(*told, moved)
 
 
 def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:

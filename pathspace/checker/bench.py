@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from .document import Rejected, require
+
+# factors of the inputs, and manners of drawing weights, one after the other
+SIZES = (1.0, 1.0, 100.0, 1.0, 0.01)
+MANNERS = ("near", "new", "signs", "new")
 # models of more weights than this are compared in their own precision, smaller ones in float64
 LARGE = 30_000_000
 
@@ -174,6 +180,7 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
 def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
     """Random values of the same magnitude: ``"near"`` the model's own; ``"new"``, which turns on
     what is always off in the model; or with its ``"signs"``, as running variances always are.
+    Those of ``"unit"`` variance let every part of a network matter, also one that starts small.
     """
     import torch
 
@@ -184,6 +191,9 @@ def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
         return torch.where(value == 0, 0.1 * spread * noise.abs(), value * (0.5 * noise).exp())
     if name == "running_mean":
         return value + 0.3 * noise
+    if manner == "unit":
+        fan_in = value[0].numel() if value.dim() > 1 else 1
+        return noise / fan_in**0.5
     return spread * noise if manner == "new" else value + 0.5 * spread * noise
 
 
@@ -207,3 +217,128 @@ def scale_exponents(
     phi = np.where(room < largest, closer, phi)
     derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
     return np.concatenate([phi, np.array(derived, float)])
+
+
+class Runner:
+    """A copy of a model and its inputs, which runs at numbers that are drawn for both.
+
+    Raises:
+        Rejected: the model cannot be copied.
+    """
+
+    def __init__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        import torch
+
+        try:
+            twin = duplicate(model)
+        except Exception as error:
+            raise Rejected(
+                f"the model cannot be copied: {type(error).__name__} ({error})"
+            ) from error
+        self.model, self.args, self.kwargs = with_tiny_eps(
+            twin, *call_arguments(model, args, kwargs)
+        )
+        self.generator = torch.Generator().manual_seed(0)
+
+    def begin(self) -> Any:
+        """The outputs at the numbers that are given, which those of all draws resemble.
+
+        Parameters that are 0 are filled if all outputs are 0, because a head of zeros hides
+        everything before it.
+        """
+        import torch
+
+        first = self.run()
+        if not first.any():
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point() and not parameter.any():
+                    drawn = torch.randn(parameter.shape, generator=self.generator)
+                    parameter.data.copy_(0.1 * drawn)
+            first = self.run()
+        require(
+            not first.isnan().any(), "some outputs of the model are not numbers on these inputs"
+        )
+        self._numbers, self._inputs = numbers_of(self.model), (self.args, self.kwargs)
+        self._kept = [value.detach().clone() for _, value in self._numbers]
+        return first
+
+    def run(self) -> Any:
+        """All outputs in one vector."""
+        import torch
+
+        with torch.no_grad():
+            return self.outputs()
+
+    def outputs(self) -> Any:
+        """All outputs in one vector, with gradients where they are wanted."""
+        import torch
+
+        try:
+            with states_kept(0):
+                outputs = self.model(*self.args, **self.kwargs)
+        except Exception as error:
+            # (whatever the model's own code raises)
+            raise Rejected(
+                f"the model fails on these inputs: {type(error).__name__} ({error})"
+            ) from error
+        found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
+        return torch.cat(found) if found else torch.zeros(0)
+
+    def draw(self, number: int, manner: str = "") -> Any:
+        """Other weights and inputs; the outputs, or ``None`` if none is a number other than 0."""
+        # zeros hide differences: no scale changes a bias or a running mean of 0
+        for each in (manner or MANNERS[number % len(MANNERS)], "signs"):
+            for (name, value), own in zip(self._numbers, self._kept, strict=True):
+                value.data.copy_(redrawn_values(name, own, number, each))
+            before = self._redraw_inputs(SIZES[number % len(SIZES)], number)
+            if before is not None:
+                return before
+        return None
+
+    def _redraw_inputs(self, size: float, number: int) -> Any:
+        """Change the inputs, or leave them where the model does not take others."""
+        for factor, drawn in ((size, number % 4 != 0), (size, False), (1.0, False)):
+            self.args, self.kwargs = redrawn_inputs(self._inputs, factor, self.generator, drawn)
+            try:
+                found = self.run()
+            except Rejected:
+                continue
+            if not found.isnan().any() and could_change(found):
+                return found
+        return None
+
+    def rounded_otherwise(self, eps: float = 0.0) -> Any:
+        """Outputs of weights that are other in their last digits, or by ``eps`` if that is more."""
+        import torch
+
+        numbers = numbers_of(self.model)
+        kept = [value.detach().clone() for _, value in numbers]
+        for _, value in numbers:
+            noise = torch.randn(value.shape, generator=self.generator).to(value)
+            value.data.mul_(1 + 4 * max(eps, torch.finfo(value.dtype).eps) * noise)
+        after = self.run()
+        for (_, value), own in zip(numbers, kept, strict=True):
+            value.data.copy_(own)
+        return after
+
+
+def could_change(outputs: Any) -> bool:
+    """Whether any output is a number other than 0, which could change."""
+    return bool(outputs[outputs.isfinite()].any())
+
+
+def relative_change(before: Any, after: Any) -> float:
+    """Largest change of outputs, relative to the largest of them."""
+    # masked entries may be infinite, and must remain so
+    gap = float((after - before).abs().masked_fill(after == before, 0).max())
+    return gap / float(before[before.isfinite()].abs().max()) if not math.isnan(gap) else math.inf
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if hasattr(value, "is_floating_point"):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _leaves(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            yield from _leaves(entry)

@@ -91,8 +91,9 @@ class Coverage:
 
 def recorder_of_gates() -> Any:
     """A context that notes which entries of what a gate reads are above and below 0, for every
-    place in a sample (dimension 0).
+    place in a sample (dimension 0), and the ``eps`` of the coarsest type of numbers.
     """
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):
@@ -101,6 +102,7 @@ def recorder_of_gates() -> Any:
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.signs: list[tuple[Any, Any]] = []
+            self.eps = 0.0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
             name = str(getattr(func, "overloadpacket", "")).removeprefix("aten.").rstrip("_")
@@ -109,6 +111,9 @@ def recorder_of_gates() -> Any:
                 rows = value.detach().reshape(value.shape[0] if value.dim() > 1 else 1, -1)
                 sides = [side.any(0).cpu().numpy() for side in (rows > 0, rows < 0)]
                 self.signs.append((sides[0], sides[1]))
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if getattr(result, "dtype", torch.int64).is_floating_point:
+                self.eps = max(self.eps, torch.finfo(result.dtype).eps)
+            return result
 
     return Recorder()

@@ -90,7 +90,10 @@ def read_document(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]
     for field, kind in FIELDS.items():
         require(field in document, f"the document lacks {field!r}")
         require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
-    require(set(document) == set(FIELDS), "the document has fields that do not belong there")
+    require(
+        set(document) - {"spaces"} == set(FIELDS),
+        "the document has fields that do not belong there",
+    )
     require(
         document["format"] == "pathspace-proof" and document["version"] == 3,
         "the format is not known",

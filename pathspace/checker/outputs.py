@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .bench import (
-    call_arguments,
-    duplicate,
+    Runner,
+    could_change,
     has_scale,
     is_bare,
     numbers_of,
-    redrawn_inputs,
-    redrawn_values,
+    relative_change,
     scale_exponents,
-    states_kept,
-    with_tiny_eps,
 )
 from .coverage import Coverage
 from .document import Rejected, Tensor, integers, read_products, require
 
-# factors of the inputs, and manners of drawing weights, one after the other
-SIZES = (1.0, 1.0, 100.0, 1.0, 0.01)
-MANNERS = ("near", "new", "signs", "new")
 # draws of weights and inputs, and for how many seconds more than the least are taken
 LEAST_DRAWS, MOST_DRAWS, SECONDS = 12, 400, 30.0
 
@@ -78,34 +71,23 @@ def rescale_copy(
         Why no change could be visible, or ``""``; and what was never seen.
     """
     bench = _Bench(document, blocks, model, args, kwargs)
-    first = bench.run()
-    if not first.any():
-        bench.fill_heads()
-        first = bench.run()
-    require(not first.isnan().any(), "some outputs of the model are not numbers on these inputs")
+    first = bench.begin()
     if not len(first):
         return "there are no floating point outputs", []
-    numbers = numbers_of(bench.model)
-    kept = [value.detach().clone() for _, value in numbers]
     # sums with a constant are rounded; powers of two alone are not
-    coarse = any(value.element_size() < 8 for _, value in numbers) if bench.shifts else False
+    coarse = bool(bench.shifts) and any(
+        value.element_size() < 8 for _, value in numbers_of(bench.model)
+    )
     largest, tolerance = (2, max(tolerance, 1e-4)) if coarse else (8, tolerance)
     # two units may have equal random scales once, but hardly three times
-    compared = _seen(first) and bench.compare(first, largest, tolerance, times=3)
+    compared = could_change(first) and bench.compare(first, largest, tolerance, times=3)
     coverage = Coverage(blocks, tolerance)
-    start, given, draw = time.perf_counter(), (bench.args, bench.kwargs), 0
+    start, draw = time.perf_counter(), 0
     while not coverage.complete(draw) and draw < MOST_DRAWS:
         if draw >= LEAST_DRAWS and time.perf_counter() - start > SECONDS:
             break
         draw += 1
-        # zeros hide differences: no scale changes a bias or a running mean of 0
-        for manner in (MANNERS[draw % len(MANNERS)], "signs"):
-            for (name, value), own in zip(numbers, kept, strict=True):
-                value.data.copy_(redrawn_values(name, own, draw, manner))
-            before = bench.redraw_inputs(given, SIZES[draw % len(SIZES)], draw)
-            if before is not None:
-                break
-        else:
+        if bench.draw(draw) is None:
             continue
         coverage.look(bench.derivatives())
         before = coverage.watch(bench.run)
@@ -117,21 +99,7 @@ def rescale_copy(
     return "", coverage.unseen()
 
 
-def _seen(outputs: Any) -> bool:
-    return bool(outputs[outputs.isfinite()].any())
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if hasattr(value, "is_floating_point"):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _leaves(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for entry in value:
-            yield from _leaves(entry)
-
-
-class _Bench:
+class _Bench(Runner):
     """A copy of a model, its inputs, and the entries of a document for its tensors.
 
     Raises:
@@ -149,15 +117,7 @@ class _Bench:
     ) -> None:
         import torch
 
-        try:
-            copy = duplicate(model)
-        except Exception as error:
-            raise Rejected(
-                f"the model cannot be copied: {type(error).__name__} ({error})"
-            ) from error
-        self.model, self.args, self.kwargs = with_tiny_eps(
-            copy, *call_arguments(model, args, kwargs)
-        )
+        super().__init__(model, args, kwargs)
         self.named = {
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers()),
@@ -189,7 +149,6 @@ class _Bench:
         self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
         self.differentiable = True
         self.exponents = np.random.default_rng(0)
-        self.generator = torch.Generator().manual_seed(0)
 
     def _take_blocks(self, blocks: list[Tensor]) -> None:
         for block in blocks:
@@ -216,49 +175,6 @@ class _Bench:
             said = id(parameter) in known or not has_scale(parameter)
             require(said, f"the document says nothing of the parameter {name}")
 
-    def fill_heads(self) -> None:
-        """Draw parameters that are 0, because a head of zeros hides everything before it."""
-        import torch
-
-        for parameter in self.model.parameters():
-            if parameter.is_floating_point() and not parameter.any():
-                parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=self.generator))
-
-    def run(self) -> Any:
-        """All outputs in one vector."""
-        import torch
-
-        with torch.no_grad():
-            return self._outputs()
-
-    def _outputs(self) -> Any:
-        import torch
-
-        try:
-            with states_kept(0):
-                outputs = self.model(*self.args, **self.kwargs)
-        except Exception as error:
-            # (whatever the model's own code raises)
-            raise Rejected(
-                f"the model fails on these inputs: {type(error).__name__} ({error})"
-            ) from error
-        found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
-        return torch.cat(found) if found else torch.zeros(0)
-
-    def redraw_inputs(self, given: tuple[Any, Any], size: float, draw: int) -> Any:
-        """Change the inputs, or leave them where the model does not take others; the outputs, or
-        ``None`` if none is a number other than 0.
-        """
-        for factor, drawn in ((size, draw % 4 != 0), (size, False), (1.0, False)):
-            self.args, self.kwargs = redrawn_inputs(given, factor, self.generator, drawn)
-            try:
-                found = self.run()
-            except Rejected:
-                continue
-            if not found.isnan().any() and _seen(found):
-                return found
-        return None
-
     def derivatives(self) -> dict[str, Any]:
         """``|w df/dw|`` of every weight, for a random sum of the outputs, relative to the largest
         output; nothing if the model cannot be differentiated.
@@ -274,7 +190,7 @@ class _Bench:
         parameters = {n: v for n, v in wanted.items() if isinstance(v, torch.nn.Parameter)}
         try:
             with torch.enable_grad():
-                outputs = self._outputs()
+                outputs = self.outputs()
                 fine = outputs[outputs.isfinite()]
                 signs = torch.randn(len(fine), generator=self.generator).sign().to(fine)
                 grads = torch.autograd.grad(
@@ -306,30 +222,16 @@ class _Bench:
         runs = [("scalars said to be unused change", self.run)] if self.masks else []
         runs += [("rescaling changes", lambda: self._rescaled(largest))] * times
         for what, run in runs:
-            gap = _gap(before, run())
+            gap = relative_change(before, run())
             if gap > tolerance:
                 for name, value in own.items():
                     self.named[name].data = value
                 require(
-                    _gap(before, self._rounded_otherwise()) > tolerance,
+                    relative_change(before, self.rounded_otherwise()) > tolerance,
                     f"{what} the model's outputs by {gap:.1e}",
                 )
                 return False
         return True
-
-    def _rounded_otherwise(self) -> Any:
-        """Outputs of weights that are other in their last digits."""
-        import torch
-
-        numbers = numbers_of(self.model)
-        kept = [value.detach().clone() for _, value in numbers]
-        for _, value in numbers:
-            noise = torch.randn(value.shape, generator=self.generator).to(value)
-            value.data.mul_(1 + 4 * torch.finfo(value.dtype).eps * noise)
-        after = self.run()
-        for (_, value), own in zip(numbers, kept, strict=True):
-            value.data.copy_(own)
-        return after
 
     def _rescaled(self, largest: int) -> Any:
         """Outputs under one random combination of all generators, which is undone."""
@@ -350,9 +252,3 @@ class _Bench:
         for name, value in own.items():
             self.named[name].data.copy_(value)
         return after
-
-
-def _gap(before: Any, after: Any) -> float:
-    # masked entries may be infinite, and must remain so
-    gap = float((after - before).abs().masked_fill(after == before, 0).max())
-    return gap / float(before[before.isfinite()].abs().max()) if not math.isnan(gap) else math.inf

@@ -63,6 +63,13 @@ def verify(
             help="Also compute an upper bound on the number of units, by a randomised test.",
         ),
     ] = False,
+    spaces: Annotated[
+        bool,
+        typer.Option(
+            "--spaces",
+            help="Also list the spaces of features, and let random elements of their groups act.",
+        ),
+    ] = False,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
 
@@ -70,6 +77,7 @@ def verify(
     [bold]pathspace verify mypackage.models:build --json certificate.json[/]
     [bold]pathspace verify language.py:model --input 2x16:int64 --json - | jq .dimension[/]
     [bold]pathspace verify net.py:Net --input 8x3 --claim printed-skeleton[/]
+    [bold]pathspace verify language.py:model --input 2x16:int64 --spaces --proof proof.json[/]
 
     The model is verified in its current mode, unless you pass --train or --eval.
 
@@ -85,6 +93,7 @@ def verify(
     document = ""
     stage = "Tracing and verifying"
     with loading(target, inputs, stage, seed=seed, train=train, warn=False) as loaded:
+        found = loaded.call(ps.spaces) if spaces else None
         if claim is not None or proof is not None:
             graph = loaded.call(ps.trace, norm_eps=norm_eps.value)
             skeleton = graph.skeleton(rule=rule.value, seed=seed)
@@ -92,9 +101,9 @@ def verify(
             result = decide(claim.value, skeleton)
         else:
             options = {"norm_eps": norm_eps.value, "rule": rule.value, "upper_bound": upper_bound}
-            result = loaded.call(ps.verify, seed=seed, **options)
+            result = loaded.call(ps.verify, seed=seed, spaces=found, **options)
         if proof is not None:
-            document = dumps(ps.proof(skeleton, target))
+            document = dumps(ps.proof(skeleton, target, found))
     write_text(result.to_json(), json)
     write_text(document, proof)
     if json != STDOUT:
@@ -158,6 +167,8 @@ def check(
         f"{judgement.weights:,} weights, {judgement.units:,} units,"
         f" dimension {judgement.dimension or 0:,}"
     )
+    if judgement.spaces is not None:
+        proven += f", changes of basis of dimension {judgement.spaces:,}"
     reason = escape(judgement.reason)
     if not judgement.accepted:
         code, words = FAILED, f"[red]Rejected[/]: {reason}."

@@ -195,9 +195,12 @@ class Workbench:
         return result
 
 
-def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tensor]:
+def redrawn(
+    model: nn.Module, seed: int, gentle: bool = False, unit: bool = False
+) -> dict[str, Tensor]:
     """Other values for all parameters and running statistics; ``gentle`` ones keep their signs, and
-    are small positive numbers for zeros.
+    are small positive numbers for zeros. With parameters of ``unit`` variance for each row every
+    part of a network matters, also one that starts small.
     """
     generator = torch.Generator().manual_seed(seed)
     parameters = dict(model.named_parameters())
@@ -211,7 +214,9 @@ def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> dict[str, Tens
             continue
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
         spread = float(tensor.detach().abs().double().square().mean().sqrt()) or 0.1
-        if gentle or (kind == "running_var" and name not in parameters):
+        if unit and name in parameters:
+            result[name] = noise / (tensor[0].numel() if tensor.dim() > 1 else 1) ** 0.5
+        elif gentle or (kind == "running_var" and name not in parameters):
             fresh = tensor * (0.5 * noise).exp()
             result[name] = torch.where(tensor == 0, 0.1 * spread * noise.abs(), fresh)
         else:

@@ -48,6 +48,8 @@ class Certificate(Shown):
             ``None`` if it was not tested.
         upper_bound: evidence for it, or the reason why it was not tested; empty
             if it was not requested.
+        spaces: the spaces of features, with verdict and evidence, see
+            :func:`pathspace.evidence.invariance.measure_spaces`; empty if they were not given.
     """
 
     model: str
@@ -73,14 +75,15 @@ class Certificate(Shown):
     seconds: float = 0.0
     units_at_most: int | None = None
     upper_bound: dict[str, Any] = field(default_factory=dict)
+    spaces: dict[str, Any] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether nothing fails: no theorem is refuted and the invariance
-        is within its tolerance.
+        """Whether nothing fails: no theorem is refuted, and the invariance and that of spaces are
+        within their tolerances.
         """
-        parts = (self.theorem1, self.theorem2, self.theorem3, self.invariance)
-        return all(part["holds"] is not False for part in parts)
+        parts = (self.theorem1, self.theorem2, self.theorem3, self.invariance, self.spaces)
+        return all(part.get("holds") is not False for part in parts)
 
     @property
     def level(self) -> str:
@@ -142,7 +145,7 @@ class Certificate(Shown):
         ):
             mark = MARKS[entry["holds"]] + (f" {self.level}" if entry["holds"] else "")
             verdicts.add_row(title, mark, escape(entry["evidence"]))
-        parts: list[Any] = [figures, verdicts]
+        parts: list[Any] = [figures, verdicts, *self._spaces()]
         if self.pinned:
             pins = Table(
                 box=box.SIMPLE, title="Operations that fixed a scale", title_justify="left"
@@ -170,3 +173,24 @@ class Certificate(Shown):
         if self.range:
             parts.append(Text(f"Valid for {self.range}."))
         return Group(*parts)
+
+    def _spaces(self) -> list[RenderableType]:
+        """A row for each free space, with the verdict on all."""
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        if not self.spaces:
+            return []
+        title = f"Changes of basis keep the function: {MARKS[self.spaces['holds']]}"
+        table = Table(box=box.SIMPLE, title=title, title_justify="left")
+        for column in ("space", "group", "dimension", "outputs change by"):
+            table.add_column(column, overflow="fold")
+        for line in self.spaces["free"]:
+            group = f"{line['group']}({line['size']}) x {line['count']:,}"
+            change = line.get("change")
+            measured = "not measured" if change is None else f"{change:.1e}"
+            table.add_row(escape(line["name"]), group, f"{line['dimension']:,}", measured)
+        rigid = f"{len(self.spaces['rigid']):,} further spaces are rigid."
+        return [table, Text(f"Evidence: {self.spaces['evidence']}. {rigid}\n")]

@@ -8,6 +8,7 @@
 * *Trials*: zeros in a model (biases, running means) can hide a wrong graph. Therefore all
   parameters and running statistics are redrawn several times, inputs are multiplied by 100 and by
   0.01, and scalars that count as unused are redrawn.
+* *Spaces*: a random element of the group of each space of features, for models that have some.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InputError
+from ..models.copies import safe_deepcopy
 from ..models.modes import precision
 from ..models.running import (
     ForwardRun,
@@ -27,6 +30,8 @@ from ..models.running import (
     seen,
     switched,
 )
+from ..rotations.rotate import rotate_
+from ..rotations.space import FeatureSpaces
 from .bench import (
     LARGEST,
     TOLERANCE,
@@ -40,6 +45,7 @@ from .bench import (
     rounding_tolerance,
     scaled,
 )
+from .proof import space_lines
 
 # factors of the inputs, one trial each
 SIZES = (1.0, 100.0, 0.01)
@@ -274,6 +280,73 @@ def trials_in_words(found: Mapping[str, Any]) -> str:
         if found["unused"] is not None
         else ""
     )
+
+
+def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
+    """How much a random element of the group of each space changes the outputs of a copy.
+
+    It acts on the model as it stands and, unless that is too large, on one with all weights
+    redrawn: gains of 1, biases of 0 and small weights hide what a change of basis forgets.
+
+    Returns:
+        :func:`pathspace.evidence.proof.space_lines`, each free space with ``change``, the largest
+        one relative to the largest output (``None`` if nothing was measured); ``holds``, whether
+        all are within ``tolerance``, and ``evidence``.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)).double()
+        >>> x = torch.randn(4, 3).double()
+        >>> bench = Workbench(ps.trace(model, x), model, ((x,), {}))
+        >>> measure_spaces(bench, ps.spaces(model, x))["holds"]
+        True
+    """
+    lines, whole = space_lines(found), bench.run()
+    types = (bench.resolution(whole, any_factor=True), *whole.types)
+    dtype = max(types, key=lambda each: TOLERANCE.get(each, 1e-3))
+    tolerance = TOLERANCE.get(dtype, 1e-3)
+    changes: dict[str, float] = {}
+    points = [{}] if bench.large else [{}, redrawn(bench.model, bench.seed, unit=True)]
+    for numbers in points:
+        with holding(bench.model, numbers):
+            before = _run(bench)
+            if before is None or not seen(before):
+                continue
+            for space in found.free:
+                gap = _rotated(bench, found, space.name, before, tolerance)
+                if gap is not None:
+                    changes[space.name] = max(gap, changes.get(space.name, 0.0))
+    for line in lines["free"]:
+        line["change"] = changes.get(line["name"])
+    worst = max(changes, key=changes.__getitem__, default="")
+    words = f"no output could be seen to change by the groups of {len(found.free):,} free spaces"
+    if changes:
+        words = (
+            f"outputs change by {changes[worst]:.1e} at most ({worst}) when random elements of the"
+            f" groups of {len(changes):,} of {len(found.free):,} free spaces act"
+        )
+    kind = str(dtype).removeprefix("torch.")
+    return {
+        "holds": changes[worst] <= tolerance if changes else None,
+        "evidence": f"{words}; tolerance {tolerance:.0e} in {kind}",
+        "tolerance": tolerance,
+        **lines,
+    }
+
+
+def _rotated(
+    bench: Workbench, found: FeatureSpaces, name: str, before: ForwardRun, tolerance: float
+) -> float | None:
+    """The change by a random element; ``None`` where a gain is 0, or rounding decides."""
+    try:
+        turned = rotate_(safe_deepcopy(bench.model), found, {name: "random"}, bench.seed)
+    except InputError:
+        return None
+    gap = difference(before, replace(bench, model=turned).run())
+    if gap <= tolerance or bench.large:
+        return gap
+    rounded = (bench.model, *bench.inputs, bench.seed, before, tolerance)
+    return None if rounding_decides(*rounded) else gap
 
 
 def _try(bench: Workbench, before: ForwardRun, number: int, result: dict[str, Any]) -> None:

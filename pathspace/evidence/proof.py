@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import expect_arguments
+from ..errors import InputError, expect_arguments
 from ..graph.spanning_tree import SpanningTree
 from ..paths.skeleton import Skeleton
+from ..rotations.space import FeatureSpaces, Space
 
 FORMAT = "pathspace-proof"
 VERSION = 3
@@ -29,15 +31,21 @@ STATEMENT = (
 )
 
 
-def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
+def proof(
+    skeleton: Skeleton, name: str = "", spaces: FeatureSpaces | None = None
+) -> dict[str, Any]:
     """Write down why the path space of a graph has dimension ``m - H``.
 
     Args:
         skeleton: two spanning trees of a reduction graph.
         name: what to call the model.
+        spaces: also write down these spaces of the same model, from :func:`pathspace.spaces`.
 
     Returns:
         The document, plain values only; ``json.dumps`` writes it.
+
+    Raises:
+        InputError: the spaces belong to another model.
 
     Example:
         >>> import torch, pathspace as ps
@@ -52,7 +60,10 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         True
     """
     expect_arguments("proof", skeleton=skeleton)
+    expect_arguments("proof", or_none=True, spaces=spaces)
     graph = skeleton.graph
+    if spaces is not None:
+        expect_own_spaces("proof", spaces, graph.parameters)
     units = graph.num_units
     shared = len(skeleton.shared)
     forms = graph.forms.tocsr()
@@ -106,6 +117,7 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         "shared_edges": shared,
         "chains": skeleton.num_chains,
         "basis_paths": len(skeleton.basis()),
+        **({} if spaces is None else {"spaces": space_lines(spaces)}),
     }
     document["digest"] = document_digest(document)
     return document
@@ -117,6 +129,87 @@ def document_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
+
+
+def expect_own_spaces(owner: str, found: FeatureSpaces, parameters: Mapping[str, Tensor]) -> None:
+    """Refuse the spaces of another model."""
+    for name, size in found.sizes.items():
+        own = parameters.get(found.ties.get(name, name))
+        if own is None or own.numel() != size:
+            raise InputError(
+                f"{owner} found spaces of a parameter {name!r} of {size:,} scalars that this model"
+                " does not have, expected its own spaces; call ps.spaces on this model."
+            )
+
+
+def space_lines(found: FeatureSpaces) -> dict[str, Any]:
+    """All spaces as plain numbers, for certificates and proofs.
+
+    Returns:
+        ``dimension``, ``ties`` (names that need a tensor of their own), ``free`` (each with its
+        group, and the positions along dimensions of parameters on which ``A`` or ``A^-T`` acts
+        after gains moved there), and ``rigid`` (with reasons).
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2))
+        >>> (line,) = space_lines(ps.spaces(model, torch.randn(4, 3)))["free"]
+        >>> line["group"], line["dimension"], line["slices"][0]["positions"]
+        ('GL', 64, [0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    return {
+        "dimension": found.dimension,
+        "ties": [name for name, first in found.ties.items() if first != name in found.sizes],
+        "free": [_free(found, space) for space in found.free],
+        "rigid": [{"name": space.name, "reason": space.reason} for space in found.rigid],
+    }
+
+
+def _free(found: FeatureSpaces, space: Space) -> dict[str, Any]:
+    turn = {} if space.partners is None else {"partners": space.partners, "signs": space.signs}
+    # (matrices in the order of their places, which is shorter to write)
+    order = np.argsort(space.slices[0].positions[:, 0].numpy())
+    return {
+        "name": space.name,
+        "group": space.group,
+        "size": space.size,
+        "count": space.count,
+        "dimension": space.dimension,
+        "gains": [{"parameter": name, "shift": found.shifts[name]} for name in space.gains],
+        "slices": [
+            {
+                "parameter": part.parameter,
+                "dim": part.dim,
+                "dual": part.dual,
+                "positions": _numbers(part.positions.numpy()[order].reshape(-1)),
+                "gains": _moved_gains(found, space, part.coordinates[order].reshape(-1)),
+            }
+            for part in space.slices
+        ],
+        **{key: value.tolist() for key, value in turn.items() if value is not None},
+    }
+
+
+def _moved_gains(
+    found: FeatureSpaces, space: Space, coordinates: np.ndarray
+) -> list[dict[str, Any]]:
+    """Which gains multiply the scalars of a slice: their positions, -1 for none, and the power."""
+    powers = found.solution.powers_of_gains(coordinates)
+    power = np.where(found.solution.dual[coordinates], 1, -1)[powers.row] * powers.data
+    at, result = found.solution.gains[powers.col], []
+    for name in space.gains:
+        start, stop = found.offsets[name], found.offsets[name] + found.sizes[name]
+        for value in np.unique(power[power != 0]).tolist():
+            left = np.flatnonzero((at >= start) & (at < stop) & (power == value))
+            # (a scalar may take several gains of one parameter)
+            while len(left):
+                rows, first = np.unique(powers.row[left], return_index=True)
+                positions = np.full(len(coordinates), -1)
+                positions[rows] = at[left[first]] - start
+                line = {"parameter": name, "power": value, "positions": _numbers(positions)}
+                result.append(line)
+                left = np.delete(left, first)
+    return result
 
 
 def _array(ids: Tensor) -> dict[str, Any]:

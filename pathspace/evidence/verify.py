@@ -22,6 +22,7 @@ from ..models.running import cast
 from ..models.values import has_values, with_numbers
 from ..paths.basis import BasisPaths
 from ..reduction import ReductionGraph, trace
+from ..rotations.space import FeatureSpaces
 from .bench import Workbench, bench_copy
 from .certificate import Certificate
 from .explain import account
@@ -29,9 +30,11 @@ from .invariance import (
     levels_in_words,
     measure_invariance,
     measure_levels,
+    measure_spaces,
     trials,
     trials_in_words,
 )
+from .proof import expect_own_spaces, space_lines
 from .theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from .upper_bound import upper_bound as bound_from_above
 
@@ -46,6 +49,7 @@ def verify(
     strict: bool = False,
     upper_bound: bool = False,
     graph: ReductionGraph | None = None,
+    spaces: FeatureSpaces | None = None,
 ) -> Certificate:
     """Verify Theorems 1 to 3 and the rescaling invariance on a model.
 
@@ -66,12 +70,16 @@ def verify(
         graph: the model's reduction graph, if it has been traced on these inputs already. By
             default the model is traced here, for inputs of exactly these sizes. With a graph,
             ``norm_eps`` and ``strict`` are ignored.
+        spaces: the model's spaces of features, from :func:`pathspace.spaces`: also list them, and
+            let a random element of the group of each act on copies. It takes up to two runs for
+            each space, and the memory of one more copy.
 
     Returns:
         The certificate; it prints as a table, and ``to_json()`` has all evidence.
 
     Raises:
-        InputError: weights or inputs are NaN or infinite, or the graph belongs to another model.
+        InputError: weights or inputs are NaN or infinite, or the graph or the spaces belong to
+            another model.
         CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
@@ -89,6 +97,7 @@ def verify(
     start = time.perf_counter()
     if graph is not None:
         expect_arguments("verify", model=model, graph=graph)
+    expect_arguments("verify", or_none=True, spaces=spaces)
     expect_numbers("verify", SEED, seed=seed)
     if not isinstance(model, nn.Module):
         # (which says what is expected)
@@ -110,13 +119,15 @@ def verify(
             _check_own(graph, model)
             if not shapes:
                 check_runs(model, args, kwargs)
+        if spaces is not None:
+            expect_own_spaces("verify", spaces, graph.parameters)
         skeleton = graph.skeleton(rule=rule, seed=seed)
         basis = skeleton.basis()
         problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
         found = (
-            _unmeasured(graph)
+            _unmeasured(graph, spaces)
             if shapes
-            else _measured(model, graph, basis, (args, kwargs), seed, upper_bound)
+            else _measured(model, graph, basis, (args, kwargs), seed, upper_bound, spaces)
         )
         first, vectors = theorem1(basis, enumerable(graph), problem)
         third, rank, method = theorem3(
@@ -164,7 +175,7 @@ def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
         )
 
 
-def _unmeasured(graph: ReductionGraph) -> dict[str, Any]:
+def _unmeasured(graph: ReductionGraph, spaces: FeatureSpaces | None) -> dict[str, Any]:
     """What the certificate says of a model without values."""
     words = "tensors of the model or of its inputs have no values, so nothing was run"
     none = {"holds": None, "evidence": words}
@@ -177,6 +188,7 @@ def _unmeasured(graph: ReductionGraph) -> dict[str, Any]:
         "invariance": none | unseen,
         "levels": levels | {"holds": None, "tolerance": None},
         "theorem2": none | {"rebuilt": False},
+        "spaces": {} if spaces is None else none | {"tolerance": None} | space_lines(spaces),
     }
 
 
@@ -187,6 +199,7 @@ def _measured(
     given: Any,
     seed: int,
     upper_bound: bool,
+    spaces: FeatureSpaces | None,
 ) -> dict[str, Any]:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
     copy, dtype = bench_copy(model, graph, given)
@@ -209,6 +222,8 @@ def _measured(
         "levels": levels,
         "theorem2": theorem2(basis, bench, (invariance, switches)),
     }
+    if spaces is not None:
+        found["spaces"] = measure_spaces(bench, spaces)
     if upper_bound:
         bound = bound_from_above(bench)
         found |= {"upper_bound": bound.to_dict(), "units_at_most": bound.at_most}

@@ -148,6 +148,26 @@ class SolvedDemands:
         signed: Array = np.where(odd == 1, -size, size)
         return signed
 
+    def powers_of_gains(self, coordinates: Array) -> coo_array:
+        """Powers of :attr:`gains` whose product times the coordinate of the basis is a coordinate,
+        shape ``(coordinates, gains)``: what :meth:`factors` evaluates.
+        """
+        found = [np.zeros((3, 0), np.int64)]
+        references = self._reference[self.classes[coordinates]]
+        for nodes, sign in ((coordinates, 1), (references, -1)):
+            rows = np.arange(len(nodes))
+            while len(rows := rows[self._tree[nodes] >= 0]):
+                nodes = nodes[self._tree[nodes] >= 0]
+                _, right, _, gain = self._edges[:, self._tree[nodes]]
+                power = sign * np.where(self.dual[nodes], -1, 1) * np.where(right == nodes, 1, -1)
+                found.append(np.stack([gain, rows, power])[:, gain >= 0])
+                nodes = self._before[nodes]
+        gain, rows, power = np.concatenate(found, 1)
+        shape = (len(coordinates), len(self.gains))
+        powers = coo_array((power, (rows, gain)), shape=shape)
+        powers.sum_duplicates()
+        return powers
+
     def gains_of(self, classes: Array) -> Array:
         """Positions of the gains between coordinates of these classes."""
         _, right, _, gain = self._edges
