@@ -51,6 +51,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "GemmaForCausalLM": {},
     "GlmForCausalLM": {},
     "GraniteForCausalLM": {"embedding_multiplier": 3.0, "logits_scaling": 2.0},
+    "Lfm2ForCausalLM": {},
+    "MambaForCausalLM": {},
+    "MixtralForCausalLM": {"num_local_experts": 4},
+    "NanoChatForCausalLM": {},
     "Phi3ForCausalLM": {},
     "Qwen3ForCausalLM": {},
     "Qwen3_5ForCausalLM": LINEAR | {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
@@ -78,7 +82,7 @@ def applied(folder: Path, kind: Any, recipe: str, words: Tensor) -> tuple[float,
     """The change of the outputs, relative to the largest one, and the rotated model."""
     from llmcompressor import oneshot
 
-    model = kind.from_pretrained(folder, dtype=torch.float64).eval()
+    model = kind.from_pretrained(folder).eval()
     before = model(words).logits
     rotated = oneshot(model=model, recipe=recipe)
     return float((rotated(words).logits - before).abs().max() / before.abs().max()), rotated
@@ -99,7 +103,7 @@ def of(name: str, folder: Path) -> dict[str, Any]:
     still = [
         path
         for path in targets
-        if torch.equal(rotated.get_submodule(path).weight.float(), model.get_submodule(path).weight)
+        if torch.equal(rotated.get_submodule(path).weight, model.get_submodule(path).weight)
     ]
     # its own names of modules, where subtracting the means of the embedding changes nothing
     table = model.get_input_embeddings().weight
