@@ -26,8 +26,14 @@ quick: $(READY)
 	$(PYTEST) -m "not slow"
 
 # What takes a second or more each: several processes, compilers, trained networks, recipes at full size. '.ci/run' does both.
-slow: $(READY)
+slow: $(READY) build/llm-compressor/.ready
 	$(PYTEST) -m slow
+
+# Beside the environment, which stays without it; half installed, it would not count as installed.
+build/llm-compressor/.ready: $(READY) tests/llm_compressor.txt
+	rm -rf build/llm-compressor
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/llm-compressor -r tests/llm_compressor.txt
+	touch $@
 
 # No answer depends on the name of a folder: some tests in a clone called pathspace, in a folder called torch.
 elsewhere: $(READY)

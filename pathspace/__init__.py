@@ -9,11 +9,12 @@ documents: :func:`proof`, judged by :func:`check`. The gauge: :func:`rescale` a 
 matrices: :func:`spaces` of features, :func:`rotate_`, :func:`rotate_files`, :func:`find_rotation`.
 The gauge at work: :func:`equalise`, :func:`fit_dtype`, :func:`choose_gauge` for :class:`Balance`,
 :class:`Range`, :class:`Noise`, :class:`ActivationRange`, :class:`Smooth`, :class:`Conditioning`.
-Pairs for other tools: :func:`smoothing_pairs`, :func:`smoothing_recipe`. Channels:
-:func:`channels`, :func:`compare`, :func:`slice_stream`. Before a trace: :func:`fold_norms`,
-:func:`lift_clips`, :class:`Carried`, :func:`without_weights`; :func:`rule` for operations of your
-own. Path norms: :func:`path_norm`, :func:`path_statistics`. Errors: :class:`PathspaceError` and its
-kinds. Types of results stand in the modules of the functions that return them.
+For other tools: :func:`smoothing_pairs`, :func:`smoothing_recipe`, :func:`rotation_recipe`.
+Channels: :func:`channels`, :func:`compare`, :func:`slice_stream`. Before a trace:
+:func:`fold_norms`, :func:`lift_clips`, :class:`Carried`, :func:`without_weights`; :func:`rule` for
+operations of your own. Path norms: :func:`path_norm`, :func:`path_statistics`. Errors:
+:class:`PathspaceError` and its kinds. Types of results stand in the modules of the functions that
+return them.
 """
 
 import lazy_loader

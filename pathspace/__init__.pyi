@@ -48,6 +48,7 @@ from .reduction import ReductionGraph as ReductionGraph
 from .reduction import trace as trace
 from .rotations.alignment import find_rotation as find_rotation
 from .rotations.files import rotate_files as rotate_files
+from .rotations.recipes import rotation_recipe as rotation_recipe
 from .rotations.rotate import rotate_ as rotate_
 from .rotations.spaces import spaces as spaces
 

@@ -11,10 +11,19 @@ import typer
 
 import pathspace as ps
 
-from .checkpoints import Destination, Source, Target, checkpoint_place, three_arguments
-from .options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+from .checkpoints import Destination, Target, checkpoint_place, three_arguments
+from .options import (
+    InputOption,
+    JsonOption,
+    SeedOption,
+    TargetArgument,
+    TrainOption,
+    weights_argument,
+)
 from .progress import deliver, loading, tell
 
+# tools that rotate a model by a recipe
+RecipeFormat = StrEnum("RecipeFormat", {"llm_compressor": "llm-compressor"})
 # how elements of groups are chosen
 Matrices = StrEnum("Matrices", ["hadamard", "random"])
 
@@ -40,7 +49,10 @@ def spaces(
 
 def rotate(
     target: Target,
-    source: Source,
+    source: Annotated[
+        str | None,
+        weights_argument("[SOURCE]", "A safetensors file, or a folder with one or several."),
+    ] = None,
     destination: Destination = None,
     by: Annotated[
         Matrices,
@@ -51,17 +63,38 @@ def rotate(
             )
         ),
     ] = Matrices.hadamard,
+    form: Annotated[
+        RecipeFormat | None,
+        typer.Option(
+            "--format",
+            help=("Print the rotations as a recipe for this tool; only TARGET is read."),
+        ),
+    ] = None,
     inputs: InputOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Rotate a checkpoint: write it in another basis of its features, in which it computes the
-    same function.
+    same function. Or print a recipe for a quantisation tool that does it.
 
     [bold]pathspace rotate path/to/folder path/to/new-folder[/]
+    [bold]pathspace rotate transformers:path/to/config.json --format llm-compressor > recipe.yaml[/]
 
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a
     run that was broken off.
     """
+    from ..errors import InputError
+
+    if form is not None and source is None:
+        with loading(target, inputs, "Reading the spaces of", seed=seed) as loaded:
+            recipe = ps.rotation_recipe(loaded.model, loaded.call(ps.spaces), form.value)
+        print(recipe)
+        return
+    if form is not None or source is None:
+        raise InputError(
+            f"rotate found {'no' if source is None else 'a'} SOURCE with"
+            f" {'no' if form is None else 'a'} --format, expected one of the two; give SOURCE and"
+            " DESTINATION to write a checkpoint, or --format to print a recipe."
+        )
     target, source, destination = three_arguments(target, source, destination)
     with (
         checkpoint_place("rotate", source, destination) as place,
