@@ -17,7 +17,7 @@ from .largest_entries import Logs, Peaks, grouped
 SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 ROUNDS = 2
 # steps for each problem: as many as look at so many entries together, within bounds
-WORK, FEWEST, MOST = 500_000_000, 5, 600
+WORK, FEWEST, MOST = 400_000_000, 5, 600
 
 Total = Callable[[Tensor, Tensor], Tensor]
 

@@ -18,10 +18,14 @@ from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
+from ..rotations.alignment import find_rotation
+from ..rotations.rotate import rotate_
+from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
 from .groups import Slices, real
 from .matching import by_size, by_weights, permuted
+from .rotated_orders import orders_between_bases
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
@@ -45,6 +49,8 @@ class Comparison(Shown):
             others come after them.
         outputs: the largest difference of outputs on random inputs, relative to the largest output;
             ``None`` if the models cannot be run on random inputs.
+        elements: with ``spaces``, what takes the first model to the second in this order
+            (:func:`pathspace.rotate_`).
         unsearched: tensors that differ, with the dimensions along which no order of single
             positions was searched, if ``same`` is ``None``.
     """
@@ -57,6 +63,7 @@ class Comparison(Shown):
     orders: Mapping[str, Tensor] = field(repr=False)
     outputs: float | None = None
     unsearched: tuple[str, ...] = ()
+    elements: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         agree = "Outputs agree" if self.outputs is not None else "The models cannot be run"
@@ -77,7 +84,11 @@ class Comparison(Shown):
 
 @torch.no_grad()
 def compare(
-    a: nn.Module, b: nn.Module, graph: ReductionGraph, tolerance: float = SAME
+    a: nn.Module,
+    b: nn.Module,
+    graph: ReductionGraph,
+    tolerance: float = SAME,
+    spaces: FeatureSpaces | None = None,
 ) -> Comparison:
     """Compare two models of one architecture modulo rescaling and permutation.
 
@@ -94,6 +105,9 @@ def compare(
         b: another one.
         graph: the reduction graph of either.
         tolerance: largest distance that counts as the same, of weights and of outputs.
+        spaces: from :func:`pathspace.spaces`: models are compared modulo the matrices of all
+            spaces and the order of channels, in place of scales
+            (:func:`pathspace.find_rotation` with the second model's channels in order).
 
     Returns:
         Distances, and where the models differ.
@@ -127,9 +141,11 @@ def compare(
                 " two models of the architecture that was traced."
             )
         check_finite(model, ())
-    one, two = (canonical_copy(model, graph) for model in (a, b))
     groups, _ = channel_groups(graph.captured, a)
     slices: Slices = {group.name: group.slices for group in groups}
+    if spaces is not None:
+        return _between_bases(a, b, graph, tolerance, spaces, slices)
+    one, two = (canonical_copy(model, graph) for model in (a, b))
     orders: Mapping[str, Tensor] = by_weights(one, two, slices)
     moved, far = permuted(two, slices, orders), None
     if _distance(one, moved) > tolerance:
@@ -152,6 +168,34 @@ def compare(
     unsearched = _unsearched(one, differ, slices) if same is None else ()
     before = _distance(a, b), _distance(one, two)
     return Comparison(same, distance, *before, differ, orders, far, unsearched)
+
+
+def _between_bases(
+    a: nn.Module,
+    b: nn.Module,
+    graph: ReductionGraph,
+    tolerance: float,
+    spaces: FeatureSpaces,
+    slices: Slices,
+) -> Comparison:
+    """The comparison modulo the matrices of all spaces and the order of channels."""
+    as_given, without = _distance(a, b), find_rotation(a, b, spaces)
+    orders: Mapping[str, Tensor] = {}
+    found, moved = without, b
+    if not without.equal:
+        orders = orders_between_bases(a, b, spaces, slices)
+        moved = permuted(b, slices, orders)
+        found = find_rotation(a, moved, spaces)
+    # (caches of keys and values have the basis of their model)
+    turned = rotate_(safe_deepcopy(a), spaces, found.elements) if found.equal else a
+    far = _apart((turned, moved), a, graph.captured)
+    limit = AMPLIFIED * max(found.distance, ROUNDING) if found.equal else tolerance
+    near = far is None or far <= limit
+    same = (found.equal or None) if near else False
+    differ = {} if found.equal else {found.worst: found.distance}
+    return Comparison(
+        same, found.distance, as_given, without.distance, differ, orders, far, (), found.elements
+    )
 
 
 def _inside(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -81,7 +81,7 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
             f"find_rotation found {name!r} of shape {shapes[0].get(name)} and"
             f" {shapes[1].get(name)}, expected two models of one architecture."
         )
-    one, two = (_folded(each, spaces) for each in (model, other))
+    one, two = (folded(each, spaces) for each in (model, other))
     found: dict[str, Tensor] = {}
     for number in range(ROUNDS):
         for space in _in_order(spaces):
@@ -92,7 +92,7 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
                 for part in space.slices
                 if number or all(o.name in known for o in _others(spaces, space, part))
             ]
-            found[space.name] = _solved(space, spaces, parts or space.slices, known, one, two)
+            found[space.name] = solved(space, spaces, parts or space.slices, known, one, two)
     change = BasisChange(spaces, found, one.__getitem__)
     distances = {
         name: float((change.turned(name) - new).norm() / new.norm().clamp_min(1e-30))
@@ -108,7 +108,7 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
     return Alignment(found, largest, worst, same and largest <= limit)
 
 
-def _folded(model: nn.Module, spaces: FeatureSpaces) -> dict[str, Tensor]:
+def folded(model: nn.Module, spaces: FeatureSpaces) -> dict[str, Tensor]:
     """Parameters of a copy with folded gains, in float64."""
     twin = deepcopy(model).double()
     still = {space.name: torch.eye(space.size).double() for space in spaces.free}
@@ -148,10 +148,10 @@ def _others(spaces: FeatureSpaces, space: Space, part: FeatureSlice) -> list[Spa
     ]
 
 
-def _solved(
+def solved(
     space: Space,
     spaces: FeatureSpaces,
-    parts: tuple[FeatureSlice, ...] | list[FeatureSlice],
+    parts: Sequence[FeatureSlice],
     known: Mapping[str, Tensor],
     one: Mapping[str, Tensor],
     two: Mapping[str, Tensor],
