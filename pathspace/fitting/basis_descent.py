@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -135,10 +135,11 @@ class BasisDescent:
             for name, axis in weight_axes(folded).items()
             if noise.bits is not None and name in self._parts
         ]
-        self._inputs = [
+        every = (
             self._input(*key, *map(torch.cat, zip(*found, strict=True)))
             for key, found in inputs.items()
-        ]
+        )
+        self._inputs = [rounded for rounded in every if rounded.mixings]
 
     def _measured(
         self,
@@ -216,8 +217,9 @@ class BasisDescent:
         return Rounded(values, slopes, mixings, 0)
 
     def minimum(self, steps: int) -> dict[str, Tensor]:
-        """Name of a space -> its matrices after so many steps."""
-        directions = {name: torch.zeros_like(one) for name, one in self._matrices.items()}
+        """Name of a space -> its matrices after so many steps, or the first if they cost less."""
+        first, before = dict(self._matrices), self.total(SHARPNESS[1])
+        directions = {name: torch.zeros_like(one) for name, one in first.items()}
         for step in range(steps):
             done = step / steps
             sharpness = SHARPNESS[0] + (SHARPNESS[1] - SHARPNESS[0]) * done
@@ -232,30 +234,51 @@ class BasisDescent:
                     # (Cayley's map takes the Lie algebra to the group, as exp does)
                     turned = (one - half) @ self._matrices[name]
                     self._matrices[name] = torch.linalg.solve(one + half, turned)
-        return dict(self._matrices)
+        return dict(self._matrices) if self.total(SHARPNESS[1]) < before else first
+
+    @torch.no_grad()
+    def total(self, sharpness: float) -> float:
+        """The cost of everything that is rounded, up to a factor."""
+        current = {name: (own, dual) for name, own, dual in self._pairs()}
+        parts = [
+            weight * float(rounded.cost(current, sharpness))
+            for kind, weight in self._kinds()
+            for rounded in kind
+        ]
+        return sum(parts)
+
+    def _pairs(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each space with ``A`` and ``A^-T`` in single precision."""
+        for name, matrix in self._matrices.items():
+            dual = matrix if self._free[name].keeps_length else torch.linalg.inv(matrix).mT
+            yield name, matrix.float(), dual.float()
+
+    def _kinds(self) -> Iterator[tuple[Sequence[Rounded], float]]:
+        """Weights, and their inputs, with the squares of their steps for a largest entry of 1."""
+        levels = (self._noise.bits, self._noise.activations)
+        for kind, bits in zip((self._weights, self._inputs), levels, strict=True):
+            if bits is not None:
+                yield kind, (2 ** (bits - 1) - 1) ** -2
 
     def _slopes(self, sharpness: float) -> dict[str, Tensor]:
         """Derivatives of the cost on a part of what is rounded, by ``Z`` of ``exp(Z) A``."""
         moves, current = {}, {}
-        for name, matrix in self._matrices.items():
-            dual = matrix if self._free[name].keeps_length else torch.linalg.inv(matrix).mT
-            own, other = matrix.float(), dual.float()
+        for name, own, other in self._pairs():
             move = torch.zeros_like(own, requires_grad=True)
             moves[name], current[name] = move, (own + move @ own, other - move.mT @ other)
-        levels = (self._noise.bits, self._noise.activations)
         with torch.enable_grad():
-            for kind, bits in zip((self._weights, self._inputs), levels, strict=True):
+            for kind, weight in self._kinds():
                 some = self._part(kind)
                 for rounded in some:
-                    factor = len(kind) / len(some) / (2 ** ((bits or 8) - 1) - 1) ** 2
-                    (factor * rounded.cost(current, sharpness)).backward(retain_graph=True)
+                    cost = rounded.cost(current, sharpness) * (weight * len(kind) / len(some))
+                    cost.backward(retain_graph=True)
         return {name: move.grad for name, move in moves.items() if move.grad is not None}
 
     def _part(self, kind: Sequence[Rounded]) -> list[Rounded]:
         """Some at random, of so many numbers together."""
         found, left = [], NUMBERS
         for place in torch.randperm(len(kind), generator=self._random).tolist():
-            if left > 0 and kind[place].mixings:
+            if left > 0:
                 found.append(kind[place])
                 left -= kind[place].values.numel()
         return found
