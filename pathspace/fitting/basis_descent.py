@@ -20,8 +20,9 @@ from .objectives import Noise
 from .quantise import weight_axes
 from .weight_inputs import WeightInputs
 
-# how far a step turns the features of a space (radians), and how much of the direction is kept
-STEP, MOMENTUM = 0.05, 0.9
+# how far the first step turns the features of each matrix (radians), and how much of the direction
+# and of its mean square is kept
+STEP, MOMENTUM = 0.03, 0.9
 # powers whose means stand for largest entries, at the first and the last step
 SHARPNESS = (8.0, 16.0)
 # inputs kept of each weight, rows kept of one that nothing mixes, and numbers looked at in a step
@@ -219,21 +220,18 @@ class BasisDescent:
     def minimum(self, steps: int) -> dict[str, Tensor]:
         """Name of a space -> its matrices after so many steps, or the first if they cost less."""
         first, before = dict(self._matrices), self.total(SHARPNESS[1])
-        directions = {name: torch.zeros_like(one) for name, one in first.items()}
+        paces = {name: _Pace(one) for name, one in first.items()}
         for step in range(steps):
             done = step / steps
             sharpness = SHARPNESS[0] + (SHARPNESS[1] - SHARPNESS[0]) * done
             for name, slope in self._slopes(sharpness).items():
-                space, direction = self._free[name], directions[name]
-                direction.lerp_(tangent(space, slope.double()), 1 - MOMENTUM)
-                length = float(direction.norm())
-                if length > 0 and math.isfinite(length):
-                    width = STEP * (1 - done) * math.sqrt(space.count * space.size) / length
-                    half = direction * (width / 2)
-                    one = torch.eye(space.size, dtype=torch.float64)
-                    # (Cayley's map takes the Lie algebra to the group, as exp does)
-                    turned = (one - half) @ self._matrices[name]
-                    self._matrices[name] = torch.linalg.solve(one + half, turned)
+                size = self._free[name].size
+                move = paces[name].step(tangent(self._free[name], slope.double()))
+                half = move * (STEP * (1 - done) * math.sqrt(size) / 2)
+                one = torch.eye(size, dtype=torch.float64)
+                # (Cayley's map takes the Lie algebra to the group, as exp does)
+                turned = (one - half) @ self._matrices[name]
+                self._matrices[name] = torch.linalg.solve(one + half, turned)
         return dict(self._matrices) if self.total(SHARPNESS[1]) < before else first
 
     @torch.no_grad()
@@ -282,3 +280,23 @@ class BasisDescent:
                 found.append(kind[place])
                 left -= kind[place].values.numel()
         return found
+
+
+class _Pace:
+    """Mean slopes of the matrices of a space over the root of their mean squares (as Adam, but of
+    matrices as a whole, so that no basis is preferred).
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._mean, self._square = torch.zeros_like(like), torch.zeros(len(like), 1, 1).double()
+        self._weight = 1.0
+
+    def step(self, slope: Tensor) -> Tensor:
+        """The direction after another slope, of length 1 at most for each matrix."""
+        slope = slope.nan_to_num(0.0, 0.0, 0.0)
+        self._mean.lerp_(slope, 1 - MOMENTUM)
+        self._square.lerp_(slope.square().sum((1, 2), keepdim=True), 1 - MOMENTUM)
+        self._weight *= MOMENTUM
+        known = 1 - self._weight
+        length = (self._square / known).sqrt()
+        return torch.where(length > 0, self._mean / known / length.clamp_min(1e-300), 0.0)
