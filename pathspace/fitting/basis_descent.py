@@ -56,7 +56,7 @@ class Mixing:
 
 
 @dataclass(eq=False)
-class Rounded:
+class RoundedValues:
     """Numbers that are rounded, with one step for each group: all, or each place along an axis.
 
     Attributes:
@@ -191,7 +191,7 @@ class BasisDescent:
                     inputs.setdefault(key, []).append((values, felt))
         return slopes, inputs
 
-    def _weight(self, name: str, axis: int, slopes: Tensor) -> Rounded:
+    def _weight(self, name: str, axis: int, slopes: Tensor) -> RoundedValues:
         mixings = [
             Mixing.pair(space, part, part.dim, part.dual) for space, part in self._parts[name]
         ]
@@ -207,15 +207,15 @@ class BasisDescent:
                 slopes = slopes.index_select(dim, rows.indices)
         if own is None and all(one.space.keeps_length for one, _ in mixings):
             slopes = slopes.norm().reshape([1] * slopes.dim())
-        return Rounded(values, slopes, mixings, own)
+        return RoundedValues(values, slopes, mixings, own)
 
-    def _input(self, name: str, dim: int, values: Tensor, slopes: Tensor) -> Rounded:
+    def _input(self, name: str, dim: int, values: Tensor, slopes: Tensor) -> RoundedValues:
         mixings = [
             Mixing.pair(space, part, 1, not part.dual)
             for space, part in self._parts[name]
             if part.dim == dim
         ]
-        return Rounded(values, slopes, mixings, 0)
+        return RoundedValues(values, slopes, mixings, 0)
 
     def minimum(self, steps: int) -> dict[str, Tensor]:
         """Name of a space -> its matrices after so many steps, or the first if they cost less."""
@@ -251,7 +251,7 @@ class BasisDescent:
             dual = matrix if self._free[name].keeps_length else torch.linalg.inv(matrix).mT
             yield name, matrix.float(), dual.float()
 
-    def _kinds(self) -> Iterator[tuple[Sequence[Rounded], float]]:
+    def _kinds(self) -> Iterator[tuple[Sequence[RoundedValues], float]]:
         """Weights, and their inputs, with the squares of their steps for a largest entry of 1."""
         levels = (self._noise.bits, self._noise.activations)
         for kind, bits in zip((self._weights, self._inputs), levels, strict=True):
@@ -272,7 +272,7 @@ class BasisDescent:
                     cost.backward(retain_graph=True)
         return {name: move.grad for name, move in moves.items() if move.grad is not None}
 
-    def _part(self, kind: Sequence[Rounded]) -> list[Rounded]:
+    def _part(self, kind: Sequence[RoundedValues]) -> list[RoundedValues]:
         """Some at random, of so many numbers together."""
         found, left = [], NUMBERS
         for place in torch.randperm(len(kind), generator=self._random).tolist():
