@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 import torch
 from real_models import MODELS
-from zoo.language_figures import adapter_runs, the_pruning, the_smoothing
+from zoo.language_figures import adapter_runs, the_smoothing
 from zoo.subject import Subject, change
 from zoo.trained import TRAINED, params
 from zoo.trained_figures import squares
@@ -23,6 +22,8 @@ pytestmark = pytest.mark.slow
 SAME = 1e-5
 # pairs of a block: queries and keys share no scale that tools can move
 BLOCKS = {"smollm2-135m": 30, "minilm-l6": 6}
+# of log-scales with which a model overflows in float16
+SPREAD = {"smollm2-135m": 2.0, "minilm-l6": 3.0}
 
 
 @pytest.fixture(scope="module", params=params(*MODELS))
@@ -59,19 +60,20 @@ def test_smoothing_pairs_are_found_in_every_block(subject: Subject) -> None:
     assert all(count == BLOCKS[subject.name] for count in found["kinds"].values())
 
 
+@torch.no_grad()
 def test_a_quarter_of_the_hidden_units_is_removed(subject: Subject) -> None:
-    found = the_pruning(subject)
-    before, after = found["hidden"]
-    assert after == 0.75 * before and found["change"] <= SAME
-    assert found["parameters"][1] < 0.95 * found["parameters"][0]
+    groups = ps.channels(subject.model, kwargs=subject.kwargs)
+    small, masked = groups.remove(keep=0.75), groups.masked(keep=0.75)
+    assert small.config.intermediate_size == 0.75 * subject.model.config.intermediate_size
+    assert change(subject.outputs(masked), subject.outputs(small)) <= 5 * SAME
 
 
+@torch.no_grad()
 def test_scales_beyond_float16_are_brought_into_its_range(subject: Subject) -> None:
-    moved = subject.moved(0, spread=3.0)
-    fitted = ps.fit_dtype(moved, subject.kwargs)
-    assert not math.isfinite(fitted.error_before) and not fitted.fitted_before
-    assert fitted.error < 0.02
-    assert subject.outputs(fitted.model.to(torch.float16)).isfinite().all()
+    fitted = ps.fit_dtype(subject.moved(0, spread=SPREAD[subject.name]), subject.kwargs)
+    assert not fitted.error_before < 1 and fitted.error < 0.02
+    before = subject.outputs(subject.model)
+    assert change(before, subject.outputs(fitted.model.to(torch.float16))) < 0.02
 
 
 def test_adapters_learn_text_in_the_canonical_gauge(subject: Subject) -> None:

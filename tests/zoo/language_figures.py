@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +34,7 @@ def the_smoothing(subject: Subject) -> Facts:
         "exact": sum(pair.exact for pair in pairs),
         "change": max(pair.change for pair in pairs),
         "kinds": Counter(f"{kind(pair.writers)} to {kind(pair.readers)}" for pair in pairs),
-        "left_out": Counter(pair.left_out for pair in pairs if pair.left_out),
+        "left_out": Counter(re.sub(r"\.\d+\.", ".*.", p.left_out) for p in pairs if p.left_out),
     }
 
 
@@ -54,22 +55,20 @@ def the_pruning(subject: Subject, keep: float = 0.75) -> Facts:
         "change": change(subject.outputs(groups.masked(keep=keep)), subject.outputs(small)),
         "refused": list(groups.refused.values()),
         "quality": [reads.quality(m) for m in (subject.model, small)],
+        "by_paths": reads.quality(groups.remove(keep=keep, by="paths")),
     }
 
 
 @torch.no_grad()
 def the_float16(subject: Subject) -> Facts:
-    """The model as trained and a copy with scales of up to 1e5, fitted and rounded."""
+    """The model as trained and two copies with large scales, fitted and rounded."""
     reads, found = MODELS[subject.name].quality, {}
-    for kind, make in {
-        "as trained": subject.copy,
-        "rescaled": lambda: subject.moved(0, spread=3.0),
-    }.items():
-        model = make()
+    for spread in (0.0, 2.0, 3.0):
+        model = subject.moved(0, spread=spread)
         fitted = ps.fit_dtype(model, subject.kwargs)
         fixed = [row for row in fitted.table if row.kind == "fixed scales"]
         extreme = max(fixed, key=lambda row: row.largest_after)
-        found[kind] = {
+        found[str(spread)] = {
             "change": change(subject.outputs(model), subject.outputs(fitted.model)),
             "fits": [fitted.fitted_before, fitted.fits],
             "error": finite(fitted.error_before, fitted.error),
