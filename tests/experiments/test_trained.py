@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
+from zoo.subject import Subject, change
 from zoo.trained import TRAINED, antibody_tokens, load, params
-from zoo.trained_figures import PARTS, Subject, change, squares, trained_by, wanted
+from zoo.trained_figures import parts_of, squares, trained_by, wanted
 from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
@@ -414,7 +415,7 @@ def test_committed_page_is_what_its_data_say() -> None:
     assert PAGE.read_text() == render(rows)
     assert len(rows) >= 8 and set(rows) <= set(TRAINED)
     for name, row in rows.items():
-        assert set(row) == set(PARTS), name
+        assert set(row) == set(parts_of(name)), name
         assert not any("fault" in facts for facts in row.values()), name
         assert row["rescaling"]["float32"] <= STANDS, name
         assert row["certificate"]["units_exact"] == row["graph"]["exact_units"], name

