@@ -22,7 +22,7 @@ from .weight_inputs import WeightInputs
 
 # how far the first step turns the features of each matrix (radians), and how much of the direction
 # and of its mean square is kept
-STEP, MOMENTUM = 0.03, 0.9
+STEP, MOMENTUM = 0.015, 0.9
 # powers whose means stand for largest entries, at the first and the last step
 SHARPNESS = (8.0, 16.0)
 # inputs kept of each weight, rows kept of one that nothing mixes, and numbers looked at in a step

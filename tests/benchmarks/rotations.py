@@ -3,8 +3,9 @@
 SmolLM2-135M-Instruct (135 million weights, see ``real_models``): perplexity on the first 768 tokens
 of Python's own manual on its statements, with weights of linear layers rounded with one step per
 tensor, or their inputs with one step per token. The bases: as trained; random and Hadamard matrices
-where they are orthogonal (:func:`pathspace.rotate_`); and a rotation of the stream and of value
-features with the places written by hand, as QuaRot does.
+where they are orthogonal (:func:`pathspace.rotate_`); those that :func:`pathspace.choose_gauge`
+takes on other text; and a rotation of the stream and of value features with the places written by
+hand, as QuaRot does.
 
 ``python -m benchmarks.rotations`` (with ``tests`` in the path) keeps the figures in
 ``docs/data/rotations.json`` and writes the table of the page.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from real_models import TOKENS, Llama, perplexity
 from torch import Tensor, nn
 
 import pathspace as ps
+from benchmarks.checkpoint import peak
 from benchmarks.figures import keep, markdown, write
 from pathspace.rotations.elements import hadamard
 
@@ -114,34 +116,57 @@ def row(model: nn.Module, tokens: Tensor) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    model, tokens = Llama().model(), Llama().held_out
-    start = time.process_time()
-    found = ps.spaces(model, kwargs={"input_ids": tokens[:, :16]})
-    seconds = {"spaces": time.process_time() - start}
+def chosen(model: nn.Module, found: Any) -> nn.Module:
+    """The basis that rounds weights and activations to 8 bits with least noise, on other text."""
+    tokens = Llama().rows[:16].reshape(8, 1, -1)
+    batches = [{"input_ids": batch} for batch in tokens]
+    noise = ps.Noise(bits=8, activations=8, weights="fisher")
+    return ps.rotate_(model, found, ps.choose_gauge(model, found, noise, batches))
+
+
+def random(model: nn.Module, found: Any) -> nn.Module:
     lengths = {space.name: "random" for space in found.free if space.group == "O"}
     values = {s.name: "hadamard" for s in found.free if s.group == "GL" and s.size > 1}
-    bases: dict[str, Callable[[nn.Module], nn.Module]] = {
-        "as trained": lambda m: m,
-        "random": lambda m: ps.rotate_(m, found, lengths | values),
-        "Hadamard": lambda m: ps.rotate_(m, found, "hadamard"),
-        "by hand": by_hand,
-    }
-    rows: dict[str, dict[str, float]] = {}
-    for name, change in bases.items():
-        start = time.process_time()
-        other = change(deepcopy(model))
-        seconds[name] = time.process_time() - start
-        rows[name] = row(other, tokens)
-        keep(NAME, {"tokens": TOKENS, "rows": rows, "seconds": seconds})
-    write(PAGE, NAME, table(rows))
+    return ps.rotate_(model, found, lengths | values)
 
 
-def table(rows: Mapping[str, Mapping[str, float]]) -> str:
-    """Perplexities as a table, a column for each basis."""
-    first = next(iter(rows.values()))
-    lines = [[kind, *(f"{found[kind]:.2f}" for found in rows.values())] for kind in first]
+BASES: dict[str, Callable[[nn.Module, Any], nn.Module]] = {
+    "as trained": lambda model, _: model,
+    "random": random,
+    "Hadamard": lambda model, found: ps.rotate_(model, found, "hadamard"),
+    "chosen": chosen,
+    "by hand": lambda model, _: by_hand(model),
+}
+
+
+def measured(name: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Perplexities of a basis; processor time and the largest memory until it was there."""
+    torch.set_num_threads(1)
+    model, tokens = Llama().model(), Llama().held_out
+    found = ps.spaces(model, kwargs={"input_ids": tokens[:, :16]})
+    start = time.process_time()
+    other = BASES[name](model, found)
+    cost = {"processor time, s": time.process_time() - start, "memory, GB": peak()}
+    return row(other, tokens), cost
+
+
+def main() -> None:
+    rows, costs = {}, {}
+    # (each in a process of its own, whose memory is its own)
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in BASES:
+            rows[name], costs[name] = pool.apply(measured, (name,))
+            keep(NAME, {"tokens": TOKENS, "rows": rows, "costs": costs})
+    write(PAGE, NAME, table(rows, costs))
+
+
+def table(rows: Mapping[str, Mapping[str, float]], costs: Mapping[str, Mapping[str, float]]) -> str:
+    """Perplexities and costs as a table, a column for each basis."""
+    lines = [
+        [kind, *(f"{found[kind]:.{digits}f}" for found in every.values())]
+        for every, digits in ((rows, 2), (costs, 1))
+        for kind in next(iter(every.values()))
+    ]
     return markdown(["rounding", *rows], lines)
 
 
