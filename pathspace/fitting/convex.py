@@ -17,7 +17,7 @@ from .largest_entries import Logs, Peaks, grouped
 SHARPNESS = (8.0, 64.0, 512.0, 4096.0)
 ROUNDS = 2
 # steps for each problem: as many as look at so many entries together, within bounds
-WORK, FEWEST, MOST = 400_000_000, 5, 600
+WORK, FEWEST, MOST = 300_000_000, 4, 600
 
 Total = Callable[[Tensor, Tensor], Tensor]
 
@@ -96,7 +96,7 @@ def minimise_convex(
     best, bound, spent = (before, phi), -np.inf, 0
     least = np.full(len(phi), -limit) if floor is None else np.maximum(floor, -limit)
     most = MOST if programme.peaks.count else 10 * MOST
-    each = steps or max(FEWEST, min(most, WORK // max(programme.entries, 1)))
+    each = max(FEWEST, min(steps or most, WORK // max(programme.entries, 1)))
     for sharpness in SHARPNESS if programme.peaks.count else SHARPNESS[:1]:
         for again in range(ROUNDS):
             if not programme.peaks.grow(torch.from_numpy(phi)) and again:
