@@ -167,8 +167,8 @@ def choose_gauge(
         limit: the largest factor.
         tolerance: how far above its minimum the objective may be; the
             certificate says what was reached.
-        steps: of each of a sequence of smooth problems, at most; where there are many weights, fewer
-            are taken. Of the descent over matrices, by default 100.
+        steps: of each of a sequence of smooth problems, at most; where there are many weights,
+            fewer are taken. Of the descent over matrices, by default 100.
 
     Returns:
         The log-scales, with a ``certificate``; for feature spaces the elements for
