@@ -17,4 +17,6 @@ def test_rotations_take_outliers_out_of_a_language_model() -> None:
         assert abs(rows[basis]["float32"] / rows["as trained"]["float32"] - 1) < 1e-5
         for bits in ("weights, 6 bits", "activations, 6 bits"):
             assert rows[basis][bits] < 0.8 * rows["as trained"][bits]
-            assert rows[basis][bits] < 1.02 * rows["by hand"][bits]
+            # (draws scatter by about 4 % on either side)
+            assert rows[basis][bits] < 1.05 * rows["by hand"][bits]
+            assert rows["chosen"][bits] <= rows[basis][bits]
