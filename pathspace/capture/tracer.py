@@ -47,10 +47,12 @@ from ..models.walk import every_module, every_path, every_tensor, holders
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
 from .refusals import FROM_OUTSIDE, UNRECORDED
-from .writes import without_writes
+from .writes import name_of, without_writes
 
 # the type of operations
 OPERATION = type(torch.ops.aten.relu.default)
+# (the operations between them compute tangents that nothing records)
+FORWARD_MODE = ("_make_dual", "_unpack_dual")
 DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -335,6 +337,8 @@ class Recorder:
         for part in self.module.modules():
             for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
                 node.meta["nn_module_stack"] = node.meta.get("custom", {}).get("modules", {})
+                if name_of(node) in FORWARD_MODE:
+                    raise RuntimeError(UNRECORDED)
                 held = getattr(part, str(node.target), None) if node.op == "get_attr" else None
                 if part is not self.module and isinstance(held, Tensor) and not has_values(held):
                     raise RuntimeError(FROM_OUTSIDE)

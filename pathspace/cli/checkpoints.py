@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ import pathspace as ps
 
 from .options import InputOption, JsonOption, SeedOption, weights_argument
 from .progress import deliver, loading, tell
+
+if TYPE_CHECKING:
+    from .target import Target as LoadedTarget
 
 Target = Annotated[
     str,
@@ -47,23 +50,23 @@ def three_arguments(target: str, source: str, destination: str | None) -> tuple[
 
 
 @contextmanager
-def checkpoint_place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
-    """Where the new checkpoint is written: the destination, or a file whose bytes go to
-    standard output for ``-``.
+def rewriting(
+    owner: str, target: str, source: str, destination: str, inputs: list[str] | None, seed: int
+) -> Iterator[tuple[LoadedTarget, str | Path]]:
+    """The loaded model, and where the new checkpoint is written: the destination, or a file whose
+    bytes go to standard output for ``-``.
     """
     from ..errors import InputError
     from ..files.writing import STDOUT, delivering
 
-    if destination != STDOUT:
-        yield destination
-        return
-    if Path(source).is_dir():
+    if destination == STDOUT and Path(source).is_dir():
         raise InputError(
             f"{owner} found the folder {source!r} for standard output, expected one file; name a"
             " folder."
         )
-    with delivering(STDOUT, ".safetensors") as file:
-        yield file
+    file = delivering(STDOUT, ".safetensors") if destination == STDOUT else nullcontext(destination)
+    with file as place, loading(target, inputs, f"Running {owner} on", seed=seed) as loaded:
+        yield loaded, place
 
 
 def rescale(
@@ -93,10 +96,7 @@ def rescale(
     from ..files.tensor_files import read_saved
 
     target, source, destination = three_arguments(target, source, destination)
-    with (
-        checkpoint_place("rescale", source, destination) as place,
-        loading(target, inputs, "Tracing and rescaling", seed=seed) as loaded,
-    ):
+    with rewriting("rescale", target, source, destination, inputs, seed) as (loaded, place):
         graph = loaded.call(ps.trace)
         scales = graph.random_powers(seed, 3) if phi is None else read_saved(phi, "rescale")
         ps.rescale_files(graph, scales, source, place, exact)
@@ -135,10 +135,7 @@ def balance(
 
     target, source, destination = three_arguments(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
-    with (
-        checkpoint_place("balance", source, destination) as place,
-        loading(target, inputs, "Tracing and balancing", seed=seed) as loaded,
-    ):
+    with rewriting("balance", target, source, destination, inputs, seed) as (loaded, place):
         graph = loaded.call(ps.trace)
         found = ps.balance_files(graph, source, place, p, tolerance, exact)
     facts = {

@@ -11,7 +11,7 @@ import typer
 
 import pathspace as ps
 
-from .checkpoints import Destination, Target, checkpoint_place, three_arguments
+from .checkpoints import Destination, Target, rewriting, three_arguments
 from .options import (
     InputOption,
     JsonOption,
@@ -96,10 +96,7 @@ def rotate(
             " DESTINATION to write a checkpoint, or --format to print a recipe."
         )
     target, source, destination = three_arguments(target, source, destination)
-    with (
-        checkpoint_place("rotate", source, destination) as place,
-        loading(target, inputs, "Reading the spaces of", seed=seed) as loaded,
-    ):
+    with rewriting("rotate", target, source, destination, inputs, seed) as (loaded, place):
         found = loaded.call(ps.spaces)
         ps.rotate_files(found, by.value, source, place, seed)
     tell(f"Rotated {len(found.free):,} spaces. Wrote {destination}", destination == "-")

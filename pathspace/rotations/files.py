@@ -67,16 +67,16 @@ def rotate_files(
     stored = _Stored(spaces, checkpoint)
     change = BasisChange(spaces, chosen, stored.read)
     added = {
-        name: stored.keys[name]
-        for name, first in spaces.ties.items()
-        if name != first and _is_cut(change, stored, name, first)
+        name: key
+        for name, key in stored.keys.items()
+        if (first := spaces.ties[name]) != name
+        and stored.keys.get(first) == key
+        and change.recipe(name) != change.recipe(first)
     }
-    changes: dict[str, Change] = {}
-    for name in sorted(change.names):
-        if name in added:
-            changes[name] = _pieces(change, name)
-        elif spaces.ties[name] == name or stored.keys[name] != stored.keys[spaces.ties[name]]:
-            changes[stored.keys[name]] = _pieces(change, name)
+    changes = {
+        name if name in added else stored.keys[name]: _pieces(change, name)
+        for name in sorted(change.names)
+    }
     job = hashlib.sha256(
         b"".join(name.encode() + chosen[name].numpy().tobytes() for name in sorted(chosen))
     )
@@ -111,18 +111,6 @@ class _Stored:
                 " of these spaces."
             )
         return torch.cat([piece.reshape(piece.shape or (1,)) for _, piece in file.pieces(key)])
-
-
-def _is_cut(change: BasisChange, stored: _Stored, name: str, first: str) -> bool:
-    """Whether one stored tensor becomes two."""
-    if not {name, first} <= stored.keys.keys() or stored.keys[name] != stored.keys[first]:
-        return False
-    moved = bool({name, first} & change.names)
-    return moved and not torch.equal(_new(change, name), _new(change, first))
-
-
-def _new(change: BasisChange, name: str) -> Tensor:
-    return change.of(name) if name in change.names else change.read(name)
 
 
 def _pieces(change: BasisChange, name: str) -> Change:

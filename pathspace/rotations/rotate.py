@@ -143,6 +143,14 @@ class BasisChange:
         """The parameters that change."""
         return self._parts.keys() | self._folded.keys()
 
+    def recipe(self, name: str) -> list[object]:
+        """What happens to a parameter: names of a tensor with equal recipes stay one tensor."""
+        parts = [
+            (id(matrix), part.dim, part.positions.tolist(), self._gains(part).tolist())
+            for part, matrix in self._parts.get(name, ())
+        ]
+        return [*parts, *(positions.tolist() for positions in self._folded.get(name, ()))]
+
     def of(self, name: str) -> Tensor:
         """The new numbers of a parameter, in its own type."""
         return self.turned(name).to(self.read(name))
@@ -163,12 +171,17 @@ class BasisChange:
         rows = new.movedim(part.dim, 0)
         at = part.positions.reshape(-1)
         values = rows[at].reshape(count, size, -1)
-        if self._folded:
-            factor = torch.from_numpy(self.factors[part.coordinates])
-            duals = torch.from_numpy(self.spaces.solution.dual[part.coordinates])
-            values = values * torch.where(duals, factor, 1 / factor)[..., None]
+        values = values * self._gains(part)[..., None]
         rows[at] = (matrix @ values).reshape(rows[at].shape)
         return rows.movedim(0, part.dim)
+
+    def _gains(self, part: FeatureSlice) -> Tensor:
+        """What each number is multiplied by before its basis changes."""
+        if not self._folded:
+            return torch.ones(part.positions.shape).double()
+        factor = torch.from_numpy(self.factors[part.coordinates])
+        duals = torch.from_numpy(self.spaces.solution.dual[part.coordinates])
+        return torch.where(duals, factor, 1 / factor)
 
     @property
     def factors(self) -> np.ndarray:

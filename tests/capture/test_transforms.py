@@ -11,6 +11,7 @@ import torch
 import transformers
 from oracles.scales import at_most, outputs
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, stack_module_state, vmap
 
 import pathspace as ps
@@ -140,6 +141,12 @@ class Tuned(Mapped):
             return torch.autograd.grad(
                 self.b(self.a(x).relu()).sum(), self.a.weight, create_graph=True
             )[0]
+        if self.how == "dual":
+            # (the sum over the features of the tangent ties their scales)
+            with forward_ad.dual_level():
+                hidden = self.a(forward_ad.make_dual(x, torch.ones_like(x))).relu()
+                primal, tangent = forward_ad.unpack_dual(hidden)
+                return self.b(primal) + tangent.sum(-1, keepdim=True)
         if self.how == "inputs":
             return jacfwd(lambda v: self.b(self.a(v).relu()).sum())(x)
         slopes = grad(lambda w: functional_call(self.a, w, x).square().sum())(
@@ -182,6 +189,7 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], st
         CaptureError,
         "gradients inside forward",
     ),
+    "dual": (Tuned("dual"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "sparse": (SparseWeight(), (torch.randn(4, WIDTH),), InputError, "sparse parameter 'w'"),
 }
 
@@ -189,11 +197,12 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], st
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_followed_is_refused_in_a_sentence(name: str) -> None:
     model, inputs, kind, words = REFUSED[name]
-    with pytest.raises(kind, match=words) as caught:
-        ps.trace(model, *inputs)
-    said = str(caught.value)
-    assert "\n" not in said and said.endswith(".")
-    assert not any(word in said for word in ("aten", "Fake", "Proxy", "_export"))
+    for read in (ps.trace, ps.spaces, ps.channels):
+        with pytest.raises(kind, match=words) as caught:
+            read(model, *inputs)
+        said = str(caught.value)
+        assert "\n" not in said and said.endswith(".")
+        assert not any(word in said for word in ("aten", "Fake", "Proxy", "_export"))
 
 
 def mixtral(experts: str, act: str = "silu") -> nn.Module:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -91,12 +93,18 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("gain", [False, True])
-def test_a_tie_is_cut_where_a_gain_needs_it(gain: bool) -> None:
+def test_a_tie_is_cut_where_a_gain_needs_it(gain: bool, tmp_path: Path) -> None:
     model, words = Tied(gain).double(), torch.arange(7)
     before = model(words)
     found = ps.spaces(model, words)
     assert [(space.name, space.group) for space in found.free] == [("table.weight", "O")]
+    state = {name: own for name, own in model.state_dict().items() if name != "head.weight"}
+    save_file(state, tmp_path / "old.safetensors")
+    ps.rotate_files(found, "hadamard", tmp_path / "old.safetensors", tmp_path / "new.safetensors")
     ps.rotate_(model, found, "hadamard")
+    state = {name: own for name, own in model.state_dict().items() if gain or name in state}
+    written = load_file(tmp_path / "new.safetensors")
+    torch.testing.assert_close(written, state, rtol=0, atol=0)
     torch.testing.assert_close(model(words), before)
     assert (model.head.weight is model.table.weight) is not gain
     assert model.config.tie_word_embeddings is not gain
