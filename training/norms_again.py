@@ -68,6 +68,3 @@ def _named(
     norm: Callable[..., Tensor], settings: dict[str, Any], names: tuple[str, ...], *tensors: Tensor
 ) -> Tensor:
     return norm(**settings, **dict(zip(names, tensors, strict=True)))
-
-
-__all__ = ["NORMS", "NormsAgain"]

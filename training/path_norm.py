@@ -346,6 +346,3 @@ class PathNorm:
                 " with second=False, or give functions of torch.autograd a setup_context."
             ) from error
         return found.view(base.shape)
-
-
-__all__ = ["PathNorm", "evaluating", "refuse_sparse"]

@@ -165,6 +165,3 @@ class PathSGD(Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         expect_shapes("PathSGD", state_dict, parameters)
         super().load_state_dict(state_dict)
-
-
-__all__ = ["PathSGD"]

@@ -242,6 +242,3 @@ def penalised_sum(stream: Tensor, branch: Tensor, scale: float, coefficient: flo
         coefficient: factor of ``z`` in the gradient.
     """
     return _apply(_Sum, stream, branch, scale, coefficient)  # type: ignore[no-any-return]
-
-
-__all__ = ["Again", "learns", "penalised", "penalised_sum", "penalised_zero", "transforming"]

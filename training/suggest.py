@@ -311,6 +311,3 @@ def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multiplie
         f" {'needs max_multiplier=1.0' if bound else 'needs no bound'}."
     )
     return found, bound
-
-
-__all__ = ["STEPS", "Advice", "falls", "follow", "suggest"]

@@ -406,20 +406,3 @@ def _targets(
     most = np.zeros(graph.num_units)
     np.maximum.at(most, unit[able & lacking], squares[able & lacking])
     return np.where(able & (~vector | lacking & (squares == most[unit])), squares, 0.0)
-
-
-__all__ = [
-    "BALANCED",
-    "ENTERED",
-    "EVERY",
-    "KEPT",
-    "LEFT",
-    "NORMS",
-    "Canonical",
-    "Side",
-    "Sweep",
-    "canonical",
-    "entries",
-    "incidence",
-    "sides",
-]

@@ -423,6 +423,3 @@ class PathCoordinates:
         none = self.values[0].new_zeros(())
         shared = self.spread.sum(torch.stack([none, *own]).sum())
         return torch.stack([shared, *parts]).sum().sqrt()
-
-
-__all__ = ["Inside", "PathCoordinates"]

@@ -227,6 +227,3 @@ class GAdam(PathSpace):
             max_multiplier=max_multiplier,
             relative=relative,
         )
-
-
-__all__ = ["GSGD", "GAdam"]

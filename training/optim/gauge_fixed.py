@@ -117,10 +117,8 @@ class GaugeFixed(GaugeMoves):
                 )
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to = norms, return_to
-        self._tensors, self._places = (
-            find_tensors("GaugeFixed", graph, model, self.param_groups),
-            find_places(graph, model),
-        )
+        self._tensors = find_tensors("GaugeFixed", graph, model, self.param_groups)
+        self._places = find_places(graph, model)
         refuse_shards(
             "GaugeFixed",
             list(self._tensors.values()),
@@ -365,6 +363,3 @@ class GaugeFixed(GaugeMoves):
                     " expected dense ones: rows that are not there cannot be rescaled; use"
                     " return_to='canonical' or an embedding without sparse=True."
                 )
-
-
-__all__ = ["GaugeFixed"]

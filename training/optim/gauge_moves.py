@@ -89,10 +89,8 @@ class GaugeMoves(Shell):
         factors = self._graph.gauge_factors(phi)
         for name, before in self._given.items():
             up, down = (side.to(before.device) for side in factors[name])
-            tensor, there = (
-                self._tensors[name],
-                moved(before, up, down, self._graph.shifts.get(name, 0.0)),
-            )
+            tensor = self._tensors[name]
+            there = moved(before, up, down, self._graph.shifts.get(name, 0.0))
             address, count = written(tensor)
             # (a loaded weight may be equal to one that was rescaled, for example after steps of
             # rate 0 in a run with the same seed)
@@ -167,6 +165,3 @@ class GaugeMoves(Shell):
 def written(tensor: Tensor) -> tuple[int, int]:
     """Address of a tensor, and how often it was changed in place."""
     return tensor.data_ptr(), tensor._version
-
-
-__all__ = ["GaugeMoves", "written"]

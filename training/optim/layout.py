@@ -278,6 +278,3 @@ def chains_by_group(
     order = np.argsort(own, kind="stable")
     starts = np.searchsorted(own[order], np.arange(groups + 1)).tolist()
     return np.argsort(order)[skeleton.chain], first[order], tuple(map(slice, starts, starts[1:]))
-
-
-__all__ = ["Layout", "held_chains", "ids_at", "tree_edges"]

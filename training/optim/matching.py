@@ -244,13 +244,3 @@ def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
         for name, own in names.items()
         if owner_of(own) in modules
     }
-
-
-__all__ = [
-    "find_names",
-    "find_places",
-    "find_tensors",
-    "match",
-    "movable",
-    "named",
-]

@@ -215,6 +215,3 @@ def init_skeleton_(model: M, skeleton: Skeleton) -> M:
         ones = (torch.where(held + shift < 0, -1.0, 1.0) - shift).to(held)
         held.copy_(torch.where(mask.to(held.device), ones, held))
     return model
-
-
-__all__ = ["Multipliers", "init_skeleton_", "multipliers", "warn_of_multipliers", "warn_of_zeros"]

@@ -442,6 +442,3 @@ class PathSpace(Shell):
         """Restore a copy or a pickle."""
         super().__setstate__(state)
         self._connect(self.__dict__.pop("_given"))
-
-
-__all__ = ["UNFIT", "PathSpace"]

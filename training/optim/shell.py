@@ -351,6 +351,3 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
         mine = [{**group, "params": [number[key] for key in group["params"]]} for group in mine]
         parts.append({"state": entries, "param_groups": mine})
     return parts
-
-
-__all__ = ["Closure", "Shell", "join_states", "split_state"]

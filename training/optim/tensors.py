@@ -341,29 +341,3 @@ def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
 def all_true(mask: Tensor) -> bool:
     """Whether a mask is true everywhere, as far as one can see without waiting for a device."""
     return mask.device.type == "cpu" and bool(mask.numpy().all())
-
-
-__all__ = [
-    "CACHED",
-    "HALF",
-    "LENT",
-    "Entered",
-    "Factors",
-    "Guest",
-    "Indices",
-    "PathTensor",
-    "Spread",
-    "all_true",
-    "as_gradient",
-    "by_tail",
-    "divided",
-    "find_indices",
-    "find_spread",
-    "local",
-    "local_gradient",
-    "placement",
-    "refuse_shards",
-    "sharded",
-    "summed",
-    "whole",
-]

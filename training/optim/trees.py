@@ -165,15 +165,3 @@ def skeleton_of(skeleton: Skeleton, kept: Mapping[str, Any]) -> Skeleton | None:
         trees.append(tree_of_edges(graph, entering, of_block, dead))
     one = skeleton.tree_out is skeleton.tree_in
     return replace(skeleton, tree_in=trees[0], tree_out=trees[0] if one else trees[1])
-
-
-__all__ = [
-    "TreeProducts",
-    "choice",
-    "digest",
-    "edges_of",
-    "expect_tree_weights",
-    "fingerprint",
-    "kept_of",
-    "skeleton_of",
-]
