@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, UnsupportedError, first_line
+from ..fitting.weight_inputs import WeightInputs
 from ..inference.sides import Side
 from ..models.copies import safe_deepcopy
 from ..models.nested import mapped
-from ..models.walk import tensors_of
+from ..models.walk import every_tensor, tensors_of
 from ..rotations.rotate import rotate_
 from ..rotations.space import FeatureSpaces, Space
 from ..rotations.spaces import spaces
@@ -116,30 +117,24 @@ def _stream(model: nn.Module, found: FeatureSpaces) -> Space:
 
 
 def _second_moments(model: nn.Module, stream: Space, batches: Iterable[Any]) -> Tensor:
-    """``sum x x^T`` of what the modules see that read the stream, in float64."""
+    """``sum x x^T`` of what is multiplied by the weights that read the stream, in float64."""
     total = torch.zeros(stream.size, stream.size, dtype=torch.float64)
-    readers = {name.rpartition(".")[0] for name in stream.readers}
+    readers = set(stream.readers)
 
-    def look(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen = args[0].detach().to("cpu", torch.float64).reshape(-1, args[0].shape[-1])
-        if seen.shape[1] == stream.size:
+    def look(name: str, _dim: int, given: Tensor) -> Tensor:
+        if name in readers and given.shape[-1] == stream.size:
+            seen = given.detach().to("cpu", torch.float64).reshape(-1, stream.size)
             total.add_(seen.T @ seen)
+        return given
 
-    hooks = [
-        module.register_forward_pre_hook(look)
-        for path, module in model.named_modules()
-        if path in readers and isinstance(module, nn.Linear)
-    ]
     device = next(model.parameters()).device
-    with torch.no_grad():
+    with torch.no_grad(), WeightInputs(every_tensor(model, "_parameters"), look):
         for batch in batches:
             args, kwargs = mapped(lambda leaf: leaf.to(device), batch)
             model(*args, **kwargs)
-    for hook in hooks:
-        hook.remove()
     if not bool(total.any()):
         raise UnsupportedError(
-            f"slice_stream found no nn.Linear that reads {stream.name!r}, expected some whose"
+            f"slice_stream found no product of {stream.name!r} with a weight, expected some whose"
             " inputs can be measured; rotate the stream by ps.rotate_ with a matrix of your own."
         )
     return total
