@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, expect_arguments
+from ..errors import expect_arguments
 from ..graph.spanning_tree import SpanningTree
 from ..paths.skeleton import Skeleton
 from ..rotations.space import FeatureSpaces, Space
@@ -63,7 +62,7 @@ def proof(
     expect_arguments("proof", or_none=True, spaces=spaces)
     graph = skeleton.graph
     if spaces is not None:
-        expect_own_spaces("proof", spaces, graph.parameters)
+        spaces.expect_own("proof", graph.parameters)
     units = graph.num_units
     shared = len(skeleton.shared)
     forms = graph.forms.tocsr()
@@ -129,17 +128,6 @@ def document_digest(document: dict[str, Any]) -> str:
     return hashlib.sha256(
         json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
-
-
-def expect_own_spaces(owner: str, found: FeatureSpaces, parameters: Mapping[str, Tensor]) -> None:
-    """Refuse the spaces of another model."""
-    for name, size in found.sizes.items():
-        own = parameters.get(found.ties.get(name, name))
-        if own is None or own.numel() != size:
-            raise InputError(
-                f"{owner} found spaces of a parameter {name!r} of {size:,} scalars that this model"
-                " does not have, expected its own spaces; call ps.spaces on this model."
-            )
 
 
 def space_lines(found: FeatureSpaces) -> dict[str, Any]:

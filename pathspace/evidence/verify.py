@@ -34,7 +34,7 @@ from .invariance import (
     trials,
     trials_in_words,
 )
-from .proof import expect_own_spaces, space_lines
+from .proof import space_lines
 from .theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from .upper_bound import upper_bound as bound_from_above
 
@@ -120,7 +120,7 @@ def verify(
             if not shapes:
                 check_runs(model, args, kwargs)
         if spaces is not None:
-            expect_own_spaces("verify", spaces, graph.parameters)
+            spaces.expect_own("verify", graph.parameters)
         skeleton = graph.skeleton(rule=rule, seed=seed)
         basis = skeleton.basis()
         problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)

@@ -155,7 +155,9 @@ class BasisDescent:
             seen: list[tuple[tuple[str, int], Tensor]] = []
 
             def look(name: str, dim: int, given: Tensor) -> Tensor:
-                given = given.view_as(given) if given.requires_grad else given.requires_grad_()
+                given = (
+                    given.view_as(given) if given.requires_grad else given.detach().requires_grad_()
+                )
                 if name in self._parts:
                     seen.append(((name, dim), given))  # noqa: B023
                 return given

@@ -77,15 +77,19 @@ class Noise:
     draws: int = 4
     activations: int | None = None
 
-    def programme(
-        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
-    ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
+    def check(self) -> None:
+        """Refuse what no graph and no spaces can be asked for."""
         if self.weights not in ("outputs", "fisher"):
             raise InputError(
                 f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
             )
         expect_numbers("Noise", COUNT, draws=self.draws)
+
+    def programme(
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
+    ) -> Programme:
+        """See :class:`Objective`; without calibration, on inputs made up."""
+        self.check()
         if self.bits is None or self.activations is not None:
             raise InputError(
                 f"Noise found bits={self.bits} and activations={self.activations} for a graph,"

@@ -19,6 +19,8 @@ PRODUCTS: dict[Any, tuple[int, int, int]] = {
     ),
 }
 
+LINEAR = ("input", "weight", "bias")
+
 # name of a weight, its dimension along which is summed, and the input with that dimension last
 # -> what is multiplied in its place
 Look = Callable[[str, int, Tensor], Tensor]
@@ -42,6 +44,9 @@ class WeightInputs(TorchFunctionMode):
         self._look = look
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear and kwargs:
+            # (by keyword or not, it is the same product)
+            args = (*args, *(kwargs.pop(key) for key in LINEAR[len(args) :] if key in kwargs))
         if func in PRODUCTS:
             place, weight, dim = PRODUCTS[func]
             if len(args) > weight and isinstance(args[weight], Tensor) and args[weight].dim() == 2:

@@ -16,10 +16,11 @@ from ..models.finite import check_finite
 from ..models.inputs import batch_inputs, made_up
 from ..models.running import cast, outputs
 from ..models.running import distance as largest_difference
+from ..models.stand_in import switch_off_caches
+from ..models.values import require_runnable
 from ..models.walk import tensors_of
 from ..reduction import ReductionGraph
 from ..rotations.alignment import find_rotation
-from ..rotations.rotate import rotate_
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
@@ -140,7 +141,10 @@ def compare(
                 f"compare found a {type(model).__name__} with other tensors than the graph; pass"
                 " two models of the architecture that was traced."
             )
+        require_runnable("compare", tensors_of(model).items())
         check_finite(model, ())
+        # (buffers of the second have the shapes of the first)
+        shapes |= {name: shape for name, shape in own.items() if name in tensors_of(b)}
     groups, _ = channel_groups(graph.captured, a)
     slices: Slices = {group.name: group.slices for group in groups}
     if spaces is not None:
@@ -186,9 +190,7 @@ def _between_bases(
         orders = orders_between_bases(a, b, spaces, slices)
         moved = permuted(b, slices, orders)
         found = find_rotation(a, moved, spaces)
-    # (caches of keys and values have the basis of their model)
-    turned = rotate_(safe_deepcopy(a), spaces, found.elements) if found.equal else a
-    far = _apart((turned, moved), a, graph.captured)
+    far = _apart((a, moved), a, graph.captured)
     limit = AMPLIFIED * max(found.distance, ROUNDING) if found.equal else tolerance
     near = far is None or far <= limit
     same = (found.equal or None) if near else False
@@ -245,7 +247,8 @@ def _unsearched(model: nn.Module, differ: Iterable[str], slices: Slices) -> tupl
 
 def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captured) -> float | None:
     """Largest relative difference of the outputs of two models on random inputs, in float64 or, for
-    code that takes no float64, as they are; ``None`` if the given model takes none.
+    code that takes no float64, as they are; ``None`` if the given model takes none. Caches of keys
+    and values are no outputs: they have the basis and the order of their model.
     """
     try:
         batch = batch_inputs(made_up(given, captured.examples(), finite=False)[0])
@@ -253,7 +256,9 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
         return None
     for wide in (True, False):
         args, kwargs = cast(batch, torch.float64) if wide else batch
-        some = [safe_deepcopy(model).double() if wide else model for model in pair]
+        some = [safe_deepcopy(model) for model in pair]
+        for model in some:
+            switch_off_caches(model.double() if wide else model)
         try:
             runs = [outputs(model, args, kwargs, seed=0) for model in some]
         except Exception:  # (the model's code may raise anything)

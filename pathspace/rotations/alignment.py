@@ -11,6 +11,8 @@ from scipy.linalg import solve_sylvester
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.finite import check_finite
+from ..models.values import require_runnable
 from ..models.walk import every_tensor
 from ..shown import Shown
 from .elements import turn_of
@@ -57,7 +59,7 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
         The matrices, and how near they bring the model.
 
     Raises:
-        InputError: the models have different parameters.
+        InputError: the models have different parameters, or some without finite numbers.
 
     Example:
         >>> import torch, pathspace as ps
@@ -81,6 +83,9 @@ def find_rotation(model: nn.Module, other: nn.Module, spaces: FeatureSpaces) -> 
             f"find_rotation found {name!r} of shape {shapes[0].get(name)} and"
             f" {shapes[1].get(name)}, expected two models of one architecture."
         )
+    for each in (model, other):
+        require_runnable("find_rotation", every_tensor(each, "_parameters").items())
+        check_finite(each, ())
     one, two = (folded(each, spaces) for each in (model, other))
     found: dict[str, Tensor] = {}
     for number in range(ROUNDS):

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..graph.parts import owner
+from ..models.walk import every_tensor
 from .coordinates import Array
 from .space import FeatureSlice, FeatureSpaces, Space
 
@@ -52,8 +53,8 @@ def rotation_recipe(model: nn.Module, spaces: FeatureSpaces, form: str = "llm-co
         YAML. Every module has its full name.
 
     Raises:
-        InputError: unknown ``form``, or the tool would change the function with any recipe: it cuts
-            a tie on which the code of the model depends.
+        InputError: unknown ``form``, spaces of another model, or the tool would change the function
+            with any recipe: it cuts a tie on which the code of the model depends.
 
     Example:
         >>> import torch, pathspace as ps
@@ -68,6 +69,7 @@ def rotation_recipe(model: nn.Module, spaces: FeatureSpaces, form: str = "llm-co
         raise InputError(
             f"rotation_recipe found form={form!r}, expected one of {', '.join(map(repr, FORMATS))}."
         )
+    spaces.expect_own("rotation_recipe", every_tensor(model, "_parameters"))
     recipe, left_out = _SpinQuant(model, spaces), []
     for space in spaces:
         try:

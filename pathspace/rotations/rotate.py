@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.values import require_runnable
 from ..models.walk import every_tensor
 from .elements import checked, hadamard, random_element
 from .space import FeatureSlice, FeatureSpaces, Space
@@ -59,11 +60,8 @@ def rotate_(
     own = {
         name: parameter.detach() for name, parameter in every_tensor(model, "_parameters").items()
     }
-    if missing := sorted(change.names - own.keys()):
-        raise InputError(
-            f"rotate_ found no parameter {missing[0]!r} in {type(model).__name__}, expected the"
-            " model of these spaces; call ps.spaces on this model."
-        )
+    spaces.expect_own("rotate_", own)
+    require_runnable("rotate_", own.items())
     # (names of a tie that was not cut follow the first one)
     places = {name: name if name in spaces.sizes else spaces.ties[name] for name in own}
     new = {name: change.of(place) for name, place in places.items() if place in change.names}

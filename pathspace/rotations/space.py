@@ -164,6 +164,19 @@ class FeatureSpaces(Shown):
         """Dimension of the group of all changes of basis."""
         return sum(space.dimension for space in self.spaces)
 
+    def expect_own(self, owner: str, parameters: Mapping[str, Tensor]) -> None:
+        """Refuse the parameters of another model."""
+        for name in (*self.sizes, *parameters):
+            first = self.ties.get(name, name)
+            size = self.sizes.get(name, self.sizes.get(first, 0))
+            own = parameters.get(name, parameters.get(first))
+            if own is None or own.numel() != size:
+                raise InputError(
+                    f"{owner} found spaces with {size:,} scalars of the parameter {name!r}, and a"
+                    f" model with {0 if own is None else own.numel():,}, expected the model of"
+                    " these spaces; call ps.spaces on this model."
+                )
+
     def gains_of(self, space: Space, name: str) -> Array:
         """Positions in a parameter of the gains that the basis of a space takes in."""
         at = self.solution.gains_of(space.classes) - self.offsets[name]

@@ -87,9 +87,13 @@ def test_spaces_of_another_model_are_refused() -> None:
     model, x = two(lambda x: x), torch.randn(4, 3)
     found = ps.spaces(two(lambda x: x, 5), x)
     skeleton = ps.trace(model, x).skeleton()
-    with pytest.raises(InputError, match=r"verify found spaces of a parameter 'a\.weight' of 15"):
+    with pytest.raises(
+        InputError, match=r"verify found spaces with 15 scalars of the parameter 'a\.weight'"
+    ):
         ps.verify(model, x, spaces=found)
-    with pytest.raises(InputError, match=r"proof found spaces of a parameter 'a\.weight' of 15"):
+    with pytest.raises(
+        InputError, match=r"proof found spaces with 15 scalars of the parameter 'a\.weight'"
+    ):
         ps.proof(skeleton, "net", found)
     with pytest.raises(TypeError, match=r"as ps\.spaces finds them"):
         ps.proof(skeleton, "net", found.free)

@@ -114,3 +114,22 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         ps.choose_gauge(model, spaces, BOTH, None)
     with pytest.raises(InputError, match=r"need ps\.spaces"):
         ps.choose_gauge(model, graph, BOTH, words)
+
+
+class ByKeyword(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(input=x, weight=self.weight, bias=self.bias)
+
+
+def test_inputs_given_by_keyword_are_rounded() -> None:
+    model, x = nn.Sequential(ByKeyword(4, 8), ByKeyword(8, 2)), torch.randn(6, 4)
+    noise = ps.Noise(bits=None, activations=4)
+    assert ps.choose_gauge(model, ps.spaces(model, x), noise, x, steps=1).before < 100
+    assert not x.requires_grad
+
+
+@pytest.mark.parametrize("noise", [ps.Noise(bits=None), ps.Noise(weights="x"), ps.Noise(draws=0)])
+def test_noise_of_nothing_is_refused(noise: ps.Noise) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(6, 4)
+    with pytest.raises(InputError, match="Noise found"):
+        ps.choose_gauge(model, ps.spaces(model, x), noise, x)

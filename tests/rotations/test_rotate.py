@@ -179,5 +179,13 @@ def test_a_matrix_outside_of_its_group_is_refused() -> None:
 
 def test_another_model_is_refused() -> None:
     found = ps.spaces(chain(), X)
-    with pytest.raises(InputError, match=r"no parameter '0.bias' in Linear"):
+    with pytest.raises(InputError, match=r"a model with 0, expected the model of"):
         ps.rotate_(nn.Linear(3, 2), found, "random")
+    wider = nn.Sequential(*chain(), nn.Linear(2, 2))
+    for wrong in (wider, nn.Linear(3, 2)):
+        with pytest.raises(InputError, match="expected the model of these spaces"):
+            ps.rotate_(wrong, found, "random")
+        with pytest.raises(InputError, match="rotation_recipe found spaces"):
+            ps.rotation_recipe(wrong, found)
+    with pytest.raises(InputError, match=r"rotate_ found .* without values"):
+        ps.rotate_(chain().to("meta"), found, "random")
