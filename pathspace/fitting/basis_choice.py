@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from ..rotations.rotate import matrices, rotate_
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .basis_descent import BasisDescent
-from .calibration import Batch, Calibrated, is_safely_less
+from .calibration import Calibrated, is_safely_less
 from .objectives import Noise
 from .quantise import check_format, decibels, quantised, quantised_weights, weight_axes
 from .weight_inputs import WeightInputs
@@ -90,21 +90,30 @@ def choose_basis(
             " judge a basis; pass calibration=."
         )
     batches = Calibrated(model, calibration).batches
-    held = [batch for number, batch in enumerate(batches) if number % HOLD == 1]
-    fit = [batch for number, batch in enumerate(batches) if number % HOLD != 1]
+    if len(batches) < 2:
+        raise InputError(
+            "choose_gauge found one calibration batch, expected two at least, because every third"
+            " is held out to judge what is chosen; split it."
+        )
+    held, fit = (
+        Calibrated(model, [b for number, b in enumerate(batches) if (number % HOLD == 1) == kept])
+        for kept in (True, False)
+    )
     first = matrices(spaces, "hadamard")
-    chosen = BasisDescent(model, spaces, noise, fit, first).minimum(
+    chosen = BasisDescent(model, spaces, noise, fit.batches, first).minimum(
         STEPS if steps is None else steps
     )
 
-    def costs(elements: Mapping[str, Tensor], on: Sequence[Batch]) -> Tensor:
-        turned = Calibrated(rotate_(safe_deepcopy(model), spaces, elements), on)
+    def costs(elements: Mapping[str, Tensor], on: Calibrated) -> Tensor:
+        turned = Calibrated(rotate_(safe_deepcopy(model), spaces, elements), on.batches)
+        # (a rotation rounds, too)
+        turned.reference = on.reference
         return turned.noise(*_rounding(turned.model, noise))
 
     seen: dict[str, Mapping[str, Tensor]] = {"hadamard": first, "chosen": chosen}
     best = min(seen.values(), key=lambda elements: float(costs(elements, fit).mean()))
-    before, after = (costs(elements, held or fit) for elements in ({}, best))
-    other = after if best is first else costs(first, held or fit)
+    before, after = (costs(elements, held) for elements in ({}, best))
+    other = after if best is first else costs(first, held)
     helped = is_safely_less(after, before)
     return ChosenBasis(
         best if helped else {},
@@ -113,7 +122,7 @@ def choose_basis(
         decibels(float((after if helped else before).mean())),
         decibels(float(other.mean())),
         helped,
-        len(held),
+        len(held.batches),
     )
 
 

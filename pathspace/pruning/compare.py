@@ -248,7 +248,7 @@ def _unsearched(model: nn.Module, differ: Iterable[str], slices: Slices) -> tupl
 def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captured) -> float | None:
     """Largest relative difference of the outputs of two models on random inputs, in float64 or, for
     code that takes no float64, as they are; ``None`` if the given model takes none. Caches of keys
-    and values are no outputs: they have the basis and the order of their model.
+    and values are left out: they have the basis and the order of their model.
     """
     try:
         batch = batch_inputs(made_up(given, captured.examples(), finite=False)[0])

@@ -79,7 +79,9 @@ def test_the_step_of_a_group_leads_down() -> None:
 
 def test_a_model_without_free_spaces_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 2))
-    chosen = ps.choose_gauge(model, ps.spaces(model, torch.ones(4)), BOTH, torch.randn(30, 4))
+    chosen = ps.choose_gauge(
+        model, ps.spaces(model, torch.ones(4)), BOTH, list(torch.randn(2, 30, 4))
+    )
     assert not chosen.helped
     assert not dict(chosen)
     assert "no basis is safely better" in str(chosen)
@@ -112,6 +114,8 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         ps.choose_gauge(model, spaces, ps.Range(), words)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="no calibration batches"):
         ps.choose_gauge(model, spaces, BOTH, None)
+    with pytest.raises(InputError, match="one calibration batch, expected two"):
+        ps.choose_gauge(model, spaces, BOTH, words[:1])
     with pytest.raises(InputError, match=r"need ps\.spaces"):
         ps.choose_gauge(model, graph, BOTH, words)
 
@@ -124,7 +128,7 @@ class ByKeyword(nn.Linear):
 def test_inputs_given_by_keyword_are_rounded() -> None:
     model, x = nn.Sequential(ByKeyword(4, 8), ByKeyword(8, 2)), torch.randn(6, 4)
     noise = ps.Noise(bits=None, activations=4)
-    assert ps.choose_gauge(model, ps.spaces(model, x), noise, x, steps=1).before < 100
+    assert ps.choose_gauge(model, ps.spaces(model, x), noise, [x, x], steps=1).before < 100
     assert not x.requires_grad
 
 
