@@ -11,11 +11,11 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from real_models import Llama
 from torch import Tensor
 
 import pathspace as ps
 from benchmarks.figures import DOCS
-from benchmarks.rotations import loaded
 
 STREAM = "model.embed_tokens.weight"
 BLOCKS = (2, 15, 28)  # of 30
@@ -67,7 +67,7 @@ def draw(trained: Mapping[int, Tensor], rotated: Mapping[int, Tensor]) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
-    model, tokens = loaded()
+    model, tokens = Llama().model(), Llama().held_out
     found = ps.spaces(model, kwargs={"input_ids": tokens[:, :16]})
     folded = ps.rotate_(deepcopy(model), found, {STREAM: torch.eye(found[STREAM].size)})
     before = peaks(folded, tokens)
