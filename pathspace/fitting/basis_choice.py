@@ -15,14 +15,12 @@ from ..rotations.rotate import matrices, rotate_
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .basis_descent import BasisDescent
-from .calibration import Calibrated, is_safely_less
+from .calibration import HOLD, Calibrated, is_safely_less
 from .objectives import Noise
 from .quantise import check_format, decibels, quantised, quantised_weights, weight_axes
 from .weight_inputs import WeightInputs
 
 STEPS = 100
-# every how many batches one is held out
-HOLD = 3
 
 
 @dataclass(frozen=True, eq=False)

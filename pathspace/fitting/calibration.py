@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     kwargs: dict[str, Any]
 
 
+# every how many samples or batches one is held out
+HOLD = 3
 # standard errors by which the noise of the samples has to fall, and by which factor at least
 ERRORS, LEAST, ALONE = 2.0, 0.97, 0.8
 # a context for a run, from its tensors by name

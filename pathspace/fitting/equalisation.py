@@ -17,7 +17,7 @@ from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..shown import Shown
-from .calibration import is_safely_less
+from .calibration import HOLD, is_safely_less
 from .choice import Gauge, choose_gauge
 from .objectives import Noise, calibrated
 from .quantise import check_format, decibels, quantised_weights, weight_axes
@@ -26,8 +26,8 @@ from .quantise import check_format, decibels, quantised_weights, weight_axes
 STEPS = (1.0, 0.5)
 # how many gauges near the best one
 TRIALS = 80
-# every how many samples one is held out, from how many samples on
-HOLD, MANY = 3, 6
+# from how many samples on some are held out
+MANY = 6
 # the noise is predicted to first order only: a rough minimum will do
 ENOUGH, SEARCH = 1e-2, 60
 
