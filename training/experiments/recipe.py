@@ -15,7 +15,8 @@ import pathspace as ps
 from pathspace.errors import InputError, expect_numbers
 from pathspace.paths.skeleton import Skeleton
 
-from ..optim import GSGD, GAdam, init_skeleton_
+from ..init_skeleton import init_skeleton_
+from ..optim import GSGD, GAdam
 from ..path_sgd import PathSGD
 from .names import expect_known
 from .recurrent_part import recurrent_gsgd, recurrent_path_sgd

@@ -4,7 +4,6 @@ from pathspace.gauge.transport import register_transport
 
 from .descents import GSGD, GAdam
 from .gauge_fixed import GaugeFixed
-from .multipliers import init_skeleton_
 from .path_space import PathSpace
 
 # moments of gradients by path values, which no rescaling changes
@@ -24,5 +23,4 @@ __all__ = [
     "GAdam",
     "GaugeFixed",
     "PathSpace",
-    "init_skeleton_",
 ]

@@ -300,7 +300,7 @@ class PathCoordinates:
         """
         total = some = None
         if grad is not None:
-            total, some = self._give(item, local_gradient(item.entry.parameter, grad))
+            total, some = self._give(item, local_gradient(item.entry.parameter, grad), straight)
         if self.manner.relative:
             item.weight.fill_(1)
         elif not straight:
@@ -308,7 +308,9 @@ class PathCoordinates:
                 item.weight.mul_(factor)
         return total, some
 
-    def _give(self, item: Entered, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _give(
+        self, item: Entered, grad: Tensor, straight: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Give a parameter its gradient by path values."""
         entry, relative = item.entry, self.manner.relative
         some = grad.take(entry.where) if entry.count else None
@@ -325,7 +327,8 @@ class PathCoordinates:
         if entry.dead is not None:
             written.masked_fill_(entry.dead, 0.0)
         written = written.to(item.weight.dtype)
-        if entry.count:
+        if entry.count and not straight:
+            # (where weights stand as they are, those on the trees are written over)
             written.put_(entry.where, entry.nothing)
         entry.parameter.grad = as_gradient(entry, written)
         return total, some
@@ -333,8 +336,7 @@ class PathCoordinates:
     def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:
         """Give the parameters of chains their values and gradients."""
         layout, values = self.layout, inside.values
-        everything = torch.cat([*sums, *edges]).mul(layout.signs) if sums or edges else values[:0]
-        everything = everything.to(values.dtype)
+        everything = torch.cat([*sums, *edges]) * layout.signs if sums or edges else values[:0]
         everything[len(everything) - len(inside.products.here) :].mul_(inside.products.here)
         total = torch.zeros_like(values).index_add_(0, layout.target, everything)
         total = self.spread.sum(total)

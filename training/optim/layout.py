@@ -173,7 +173,7 @@ class Layout:
         signs = np.where(target < 0, -1, 1) * skeleton.chain_sign[np.abs(target)]
         signs = signs * np.concatenate([np.full(len(target) - len(counts), -1), counts])
         self.target = self._put(self.chain[np.abs(target)])
-        self.signs = self._put(signs, np.int8)
+        self.signs = self._put(signs, np.float64)
 
     def _put(self, array: np.ndarray, kind: type = np.int32) -> Tensor:
         return torch.from_numpy(np.asarray(array, kind)).to(self._device)

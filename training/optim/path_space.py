@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Muon, Optimizer, SparseAdam
@@ -124,7 +123,6 @@ class PathSpace(Shell):
         self.manner = Manner(2 if linear else 1, max_multiplier, bool(relative), min_ratio)
         # weights at dead units are constant
         self.skeleton = skeleton.live
-        self._space: PathCoordinates | None = None
         # what the state has besides the moments of tensors, from the first step on
         self._kept: dict[str, Any] = {}
         given = named(self.param_groups)
@@ -172,25 +170,12 @@ class PathSpace(Shell):
         }
 
     @property
-    def dead(self) -> np.ndarray:
-        """Ids of the units with only weights of 0 between them and the root; all
-        weights at them are constant.
-        """
-        return self.skeleton.dead
-
-    @property
     def clip_counts(self) -> Tensor:
         """Number of sign changes of path values, and number of path values stopped
         before 0 (two integers).
         """
         found = self._kept
         return found["counts"].sum(1) if found else torch.zeros(2, dtype=torch.int64)
-
-    @property
-    def space(self) -> PathCoordinates:
-        """The coordinates of these parameters."""
-        assert self._space is not None
-        return self._space
 
     def _connect(self, blocks: Sequence[int | None]) -> PathCoordinates:
         """Create the coordinates for the current memory of the weights."""
@@ -208,9 +193,9 @@ class PathSpace(Shell):
         ]
         spread = find_spread(owner, [(entry.name, entry.parameter) for entry in entries])
         count = len(self.param_groups)
-        self._space = PathCoordinates(owner, self.skeleton, entries, spread, count, self.manner)
+        self.space = PathCoordinates(owner, self.skeleton, entries, spread, count, self.manner)
         self._memory = placement(entries)
-        return self._space
+        return self.space
 
     def _blocks(self) -> list[int | None]:
         """The block of every parameter."""
@@ -392,7 +377,7 @@ class PathSpace(Shell):
     def _load(self, state_dict: Mapping[str, Any]) -> None:
         owner, (state, found) = self._owner, self._without_own(state_dict)
         expect_order(owner, state, self.param_groups)
-        before = self.skeleton, self._space, self._memory
+        before = self.skeleton, self.space, self._memory
         other = skeleton_of(self.skeleton, found) if isinstance(found, Mapping) else None
         try:
             if other is not None:
@@ -400,7 +385,7 @@ class PathSpace(Shell):
                 self._connect(blocks)
             kept = self._checked(found)
         except Exception:
-            self.skeleton, self._space, self._memory = before
+            self.skeleton, self.space, self._memory = before
             raise
         super()._load(state)
         self._kept = kept
@@ -433,7 +418,7 @@ class PathSpace(Shell):
         kept = {
             key: value
             for key, value in super().__getstate__().items()
-            if key not in ("_space", "_memory", "_guests")
+            if key not in ("space", "_memory", "_guests")
         }
         skeleton = dataclasses.replace(self.skeleton, graph=graph)
         return {**kept, "skeleton": skeleton, "_given": self._blocks()}

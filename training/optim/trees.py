@@ -46,8 +46,9 @@ class TreeProducts:
         unit's product by that of the unit where it ends so far.
         """
         some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
-        here = tree = torch.cat(some).double() if some else layout.one[:0]
-        ends = torch.cat([tree, layout.one])
+        # (float64, as that number is)
+        ends = torch.cat([*some, layout.one])
+        here = tree = ends[:-1]
         if layout.shared is not None:
             places, counts = layout.shared
             tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))

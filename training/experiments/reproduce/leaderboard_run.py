@@ -22,7 +22,8 @@ import pathspace as ps
 from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
-from ...optim import GSGD, GAdam, GaugeFixed, init_skeleton_
+from ...init_skeleton import init_skeleton_
+from ...optim import GSGD, GAdam, GaugeFixed
 from ...optim.matching import movable
 from ...optim.shell import Shell
 from ...path_sgd import PathSGD

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import pathspace as ps
 
-from ...optim import GSGD, init_skeleton_
+from ...init_skeleton import init_skeleton_
+from ...optim import GSGD
 from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
