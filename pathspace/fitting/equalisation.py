@@ -24,8 +24,8 @@ from .quantise import check_format, decibels, quantised_weights, weight_axes
 
 # how much of the way to the chosen gauge is tried
 STEPS = (1.0, 0.5)
-# how many gauges near the best one
-TRIALS = 80
+# how many gauges near the best one, and how many weights are rounded for them in all
+TRIALS, WORK = 80, 1 << 31
 # from how many samples on some are held out
 MANY = 6
 # the noise is predicted to first order only: a rough minimum will do
@@ -81,7 +81,7 @@ def equalise(
     per: str = "tensor",
     calibration: Any = None,
     *,
-    trials: int = TRIALS,
+    trials: int | None = None,
     gauges: Sequence[Gauge] | None = None,
 ) -> Equalised:
     """Rescale a model so that its outputs change as little as possible when its weights
@@ -103,7 +103,8 @@ def equalise(
         per: one step for each ``"tensor"`` or ``"channel"``.
         calibration: batches that are like those in use, see :func:`pathspace.choose_gauge`;
             random inputs by default.
-        trials: how often the model is run to search near the best gauge.
+        trials: how often the model is run to search near the best gauge; 80 times by default, and
+            less for more than 27 million weights (16 for 135 million).
         gauges: those to begin with, as an earlier call found them (:attr:`Equalised.gauges`) for
             this model and these batches: they are the same for any number of bits.
 
@@ -127,7 +128,7 @@ def equalise(
     """
     expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
-    expect_numbers("equalise", "a whole number from 0 to 1,000,000", trials=trials)
+    expect_numbers("equalise", "a whole number from 0 to 1,000,000", or_none=True, trials=trials)
     if gauges is not None and not (
         isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)
     ):
@@ -144,6 +145,8 @@ def equalise(
             stacklevel=2,
         )
     rounded = Rounded(model, graph, bits, per)
+    if trials is None:
+        trials = min(TRIALS, math.ceil(WORK / max(graph.num_weights, 1)))
     # (the noise is predicted to first order only: the other granularity is tried as well)
     kinds = (per, "channel" if per == "tensor" else "tensor")
     gauges = tuple(gauges or ()) or tuple(

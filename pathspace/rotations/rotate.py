@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.finite import count_nonfinite
 from ..models.values import require_runnable
 from ..models.walk import every_tensor
 from .elements import checked, hadamard, random_element
@@ -157,6 +158,12 @@ class BasisChange:
         """The new numbers of a parameter in float64."""
         old = self.read(name)
         new = old.detach().to("cpu", torch.float64, copy=True).contiguous()
+        if bad := count_nonfinite(new):
+            raise InputError(
+                f"The change of basis found {bad} values in {name!r} that are NaN or infinite,"
+                " expected finite numbers, because it spreads them; use a checkpoint from before it"
+                " diverged."
+            )
         for part, matrix in self._parts.get(name, ()):
             new = self._turned(new, part, matrix)
         for positions in self._folded.get(name, ()):

@@ -195,11 +195,12 @@ class FeatureSpaces(Shown):
             if own.any():
                 flat = read(name).detach().to("cpu", torch.float64).reshape(-1).numpy()
                 values[own] = flat[at[own]] + shift
-        if (values == 0).any():
-            raise InputError(
-                "rotate_ found a gain of a norm that is 0, expected others, because the bias beside"
-                " it is divided by it; remove the feature first (ps.channels)."
-            )
+                if (values[own] == 0).any():
+                    raise InputError(
+                        f"The change of basis found a gain of 0 in {name!r}, expected others,"
+                        " because numbers are divided by it; remove the feature first"
+                        " (ps.channels), or set the gain to a small number."
+                    )
         return self.solution.factors(values)
 
     def __len__(self) -> int:

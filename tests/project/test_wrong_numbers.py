@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
         (None, *REAL),
     ),
     "equalise, bits": (with_graph(lambda g, v: ps.equalise(MODEL, g, bits=v)), (1, None, *COUNT)),
-    "equalise, trials": (with_graph(lambda g, v: ps.equalise(MODEL, g, trials=v)), (None, *WHOLE)),
+    "equalise, trials": (with_graph(lambda g, v: ps.equalise(MODEL, g, trials=v)), WHOLE),
     "fit_dtype, headroom": (lambda v: ps.fit_dtype(MODEL, X, headroom=v), (0.5, None, *POSITIVE)),
     "path_norm, p": (lambda v: ps.path_norm(MODEL, X, p=v), (None, *POSITIVE)),
     "path_statistics, p": (

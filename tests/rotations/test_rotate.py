@@ -68,14 +68,24 @@ def test_a_gain_with_one_added() -> None:
     assert bool((turned[1].weight == 0).all())
 
 
-def test_a_gain_of_zero_is_refused_and_nothing_is_lost() -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("1", 0.0, "a gain of 0 in '1.weight'"),
+        ("0", torch.nan, "1 values in '0.weight' that are NaN"),
+    ],
+)
+def test_numbers_that_would_spread_are_refused_and_nothing_is_lost(
+    name: str, value: float, said: str
+) -> None:
     model = normed(nn.LayerNorm(6))
     with torch.no_grad():
-        model[1].weight[2] = 0
+        model.get_parameter(f"{name}.weight").view(-1)[2] = value
     before = deepcopy(model.state_dict())
-    with pytest.raises(InputError, match="a gain of a norm that is 0"):
+    with pytest.raises(InputError, match=said):
         ps.rotate_(model, ps.spaces(model, X), "random")
-    assert all(torch.equal(before[name], own) for name, own in model.state_dict().items())
+    after = model.state_dict()
+    assert all(torch.allclose(before[k], after[k], 0, 0, equal_nan=True) for k in before)
 
 
 class Tied(nn.Module):
