@@ -336,8 +336,3 @@ def test_diagnosis_and_report_take_the_same_names_of_a_loss() -> None:
         given: dict[str, Any] = {name: F.cross_entropy, "targets": y}
         assert diagnose(model, x, **given).subject.loss.says == "the loss that was given"
         assert "the loss that was given" in str(report(model, x, **given).sentences)
-
-
-def test_a_report_says_that_values_and_signs_determine_a_network() -> None:
-    text = report(runs.mlp((4, 3, 2)), torch.randn(4, 4)).sentences["model"]
-    assert "path values, with one sign for each unit, fix it" in text

@@ -193,20 +193,16 @@ def test_walks_hold_every_node() -> None:
     class Step(nn.Module):
         def __init__(self, width: int, out: int) -> None:
             super().__init__()
-            self.branch, self.skip = (
-                nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out)),
-                None,
-            )
+            self.branch = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out))
+            self.skip = None
             if width != out:
                 self.skip = nn.Linear(width, out)
 
         def forward(self, x: Tensor) -> Tensor:
             return (x if self.skip is None else self.skip(x)) + self.branch(x)
 
-    model, x = (
-        nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double(),
-        torch.randn(3, 4),
-    )
+    model = nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double()
+    x = torch.randn(3, 4)
     x = x.double()
     found = walks(MarkovChain.trace(model, x), x)
     assert [len(each.names) for each in found] == [2, 2, 1]

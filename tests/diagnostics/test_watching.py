@@ -50,7 +50,8 @@ def test_broken_runs_are_put_down_to_what_was_broken(name: str) -> None:
 @pytest.mark.parametrize("name", runs.HEALTHY)
 def test_healthy_runs_raise_none(name: str) -> None:
     watch = runs.HEALTHY[name].watched(seed=12, structure=name in ("residual", "mlp-sgd"))
-    assert watch.alarms == [] and [int(row["step"]) for row in watch.rows] == [
+    assert watch.alarms == []
+    assert [int(row["step"]) for row in watch.rows] == [
         1,
         2,
         4,
@@ -79,9 +80,8 @@ def test_passes_for_another_network_leave_no_stale_gradients() -> None:
             optimizers[0].zero_grad()
             loss(judge(made), torch.ones(64, 1)).backward()
             optimizers[0].step()
-    assert watch.alarms == [] and watch.notes == [
-        "Units and chain are not measured: structure=False."
-    ]
+    assert watch.alarms == []
+    assert watch.notes == ["Units and chain are not measured: structure=False."]
 
 
 def test_every_kind_of_alarm_is_documented() -> None:
@@ -258,11 +258,9 @@ def test_files_hold_the_rows(tmp_path: Path) -> None:
     found = EventAccumulator(str(events)).Reload().Scalars("pathspace/relative_step")
     assert [event.step for event in found] == [int(row["step"]) for row in watch.rows]
     text = page.read_text()
-    assert (
-        "unbalanced" in text
-        and watch.causes[0].advice in text
-        and 'http-equiv="refresh"' not in text
-    )
+    assert "unbalanced" in text
+    assert watch.causes[0].advice in text
+    assert 'http-equiv="refresh"' not in text
     assert text.count("<svg") >= 5 and "<script" not in text and "src=" not in text
     with pytest.raises(InputError, match="Cannot write"):
         watching(nn.Linear(1, 1), page=tmp_path / "none" / "run.html")
@@ -275,10 +273,8 @@ def test_loops_of_all_kinds() -> None:
     torch.manual_seed(0)
     model, other, (x, y) = runs.mlp(), nn.Linear(2, 2), runs.vectors(32)
     first = torch.optim.SGD(model[:2].parameters(), lr=0.01)
-    second, third = (
-        torch.optim.Adam(model[2:].parameters()),
-        torch.optim.SGD(other.parameters(), lr=1.0),
-    )
+    second = torch.optim.Adam(model[2:].parameters())
+    third = torch.optim.SGD(other.parameters(), lr=1.0)
     seen: list[str] = []
     with (
         pytest.raises(ValueError, match="stop"),
@@ -293,11 +289,9 @@ def test_loops_of_all_kinds() -> None:
             for optimizer in (first, second, third):
                 optimizer.step()
         raise ValueError("stop")
-    assert (
-        watch.steps == 8
-        and [row["step"] for row in watch.rows] == [1, 2, 4, 6, 8]
-        and seen == [] == watch.alarms
-    )
+    assert watch.steps == 8
+    assert [row["step"] for row in watch.rows] == [1, 2, 4, 6, 8]
+    assert seen == [] == watch.alarms
     assert not any(module._forward_hooks for module in model.modules()) and not watch.running
     runs.loss_of(model(x), y).backward()
     first.step()
@@ -320,9 +314,8 @@ def test_tracing_waits_until_it_is_a_small_part_of_the_run(
         watch = runs.steps(optimizer, loss, 3, model, **given)
         found = traced or not waits
         assert ("gauge_drift" in watch.rows[-1]) == found == (watch.preparation > 0)
-        assert (watch.notes == []) == found and all(
-            "structure=True" in note for note in watch.notes
-        )
+        assert (watch.notes == []) == found
+        assert all("structure=True" in note for note in watch.notes)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -394,9 +387,8 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader(data, 64))
     watch = callback.watch
     assert [row["step"] for row in watch.rows] == [1, 2, 4, 8] and watch.notes == [] == watch.alarms
-    assert {"efficiency", "gauge_drift", "signal/0", "unit_step"} <= watch.rows[
-        -1
-    ].keys() and watch.planned == 8
+    assert {"efficiency", "gauge_drift", "signal/0", "unit_step"} <= watch.rows[-1].keys()
+    assert watch.planned == 8
     assert (tmp_path / "run.html").exists() and not watch.running
 
 

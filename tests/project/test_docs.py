@@ -33,8 +33,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = {
     "command-line": "cli/test_main.py",
     "training": "training/test_training_docs.py",
-    "markov-chain": "diagnostics/test_diagnostics_docs.py",
-    "signal-propagation": "diagnostics/test_signal.py",
 }
 HERE = [page for page in PAGES if "```python" in page.read_text() and page.stem not in ELSEWHERE]
 
