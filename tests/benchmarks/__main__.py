@@ -54,7 +54,7 @@ def cell(value: Any) -> str:
 
 def in_markdown(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as a table in Markdown."""
-    return markdown(list(rows[0]), [[cell(v) for v in row.values()] for row in rows])
+    return markdown(" | ".join(rows[0]), [[cell(v) for v in row.values()] for row in rows])
 
 
 def main(

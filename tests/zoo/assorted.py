@@ -111,10 +111,8 @@ class PointNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.transform = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU())
-        self.matrix, self.body = (
-            nn.Linear(8, 9),
-            nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1)),
-        )
+        self.matrix = nn.Linear(8, 9)
+        self.body = nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1))
         self.head = mlp(16, 8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -343,10 +341,8 @@ class ModulatedConv(nn.Module):
     def __init__(self, i: int = 4, o: int = 6) -> None:
         super().__init__()
         self.weight, self.style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
-        self.constant, self.bias = (
-            nn.Parameter(torch.randn(1, i, 4, 4)),
-            nn.Parameter(torch.randn(o)),
-        )
+        self.constant = nn.Parameter(torch.randn(1, i, 4, 4))
+        self.bias = nn.Parameter(torch.randn(o))
         self.rgb = nn.Conv2d(o, 3, 1)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -369,12 +365,10 @@ class Highway(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.h, self.t, self.last = (
-            nn.Linear(4, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 2),
-        )
+        self.first = nn.Linear(4, 6)
+        self.h = nn.Linear(6, 6)
+        self.t = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -407,12 +401,10 @@ class Bilinear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.meet, self.last = (
-            nn.Linear(4, 5),
-            nn.Linear(3, 6),
-            nn.Bilinear(5, 6, 4),
-            nn.Linear(4, 2),
-        )
+        self.a = nn.Linear(4, 5)
+        self.b = nn.Linear(3, 6)
+        self.meet = nn.Bilinear(5, 6, 4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.last(F.relu(self.meet(F.relu(self.a(x)), F.relu(self.b(y)))))
@@ -488,11 +480,9 @@ class Activated(nn.Module):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.first, self.second, self.function = (
-            nn.Linear(5, 8),
-            nn.Linear(8, 3),
-            function or nn.PReLU(8),
-        )
+        self.first = nn.Linear(5, 8)
+        self.second = nn.Linear(8, 3)
+        self.function = function or nn.PReLU(8)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.function(self.first(x)))
@@ -521,11 +511,9 @@ class Involution(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.kernel, self.last = (
-            nn.Conv2d(3, 6, 1),
-            nn.Conv2d(6, 2 * 9, 1),
-            nn.Conv2d(6, 2, 1),
-        )
+        self.first = nn.Conv2d(3, 6, 1)
+        self.kernel = nn.Conv2d(6, 2 * 9, 1)
+        self.last = nn.Conv2d(6, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -543,11 +531,9 @@ class UnfoldFold(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.map, self.last = (
-            nn.Conv2d(2, 3, 3, padding=1),
-            nn.Linear(12, 12),
-            nn.Conv2d(3, 2, 1),
-        )
+        self.first = nn.Conv2d(2, 3, 3, padding=1)
+        self.map = nn.Linear(12, 12)
+        self.last = nn.Conv2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.first(x))
@@ -649,10 +635,8 @@ class LocallyConnected(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = (
-            nn.Parameter(torch.randn(16, 4, 18)),
-            nn.Parameter(torch.randn(4, 16)),
-        )
+        self.weight = nn.Parameter(torch.randn(16, 4, 18))
+        self.bias = nn.Parameter(torch.randn(4, 16))
         self.last = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

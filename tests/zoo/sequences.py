@@ -106,11 +106,9 @@ class Translator(nn.Module):
         super().__init__()
         self.source, self.target = nn.Embedding(23, dim), nn.Embedding(23, dim)
         self.encoder, self.decoder = nn.GRU(dim, dim, batch_first=True), nn.GRUCell(2 * dim, dim)
-        self.wq, self.wk, self.v = (
-            nn.Linear(dim, dim, bias=False),
-            nn.Linear(dim, dim),
-            nn.Linear(dim, 1, bias=False),
-        )
+        self.wq = nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, 1, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         memory, state = self.encoder(self.source(x))
@@ -198,14 +196,10 @@ class DecoderBlock(nn.Module):
         norm = RMSNorm if how.get("own_norm", True) else nn.RMSNorm
         self.heads, self.groups, self.gate, self.how = heads, groups, gate, how
         size = dim // heads
-        self.q, self.k = (
-            nn.Linear(dim, heads * size, bias=False),
-            nn.Linear(dim, groups * size, bias=False),
-        )
-        self.v, self.o = (
-            nn.Linear(dim, groups * size, bias=False),
-            nn.Linear(heads * size, dim, bias=False),
-        )
+        self.q = nn.Linear(dim, heads * size, bias=False)
+        self.k = nn.Linear(dim, groups * size, bias=False)
+        self.v = nn.Linear(dim, groups * size, bias=False)
+        self.o = nn.Linear(heads * size, dim, bias=False)
         self.n1, self.n2 = norm(dim), norm(dim)
         self.qn, self.kn = (
             (norm(size), norm(size)) if how.get("qk_norm") else (nn.Identity(), nn.Identity())
@@ -303,14 +297,10 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.heads, self.size = heads, dim // heads
         self.embedding, self.out = nn.Embedding(23, dim), nn.Linear(dim, dim, bias=False)
-        self.qkv, self.relative = (
-            nn.Linear(dim, 3 * dim, bias=False),
-            nn.Linear(dim, dim, bias=False),
-        )
-        self.u, self.w = (
-            nn.Parameter(torch.randn(heads, self.size)),
-            nn.Parameter(torch.randn(heads, self.size)),
-        )
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.relative = nn.Linear(dim, dim, bias=False)
+        self.u = nn.Parameter(torch.randn(heads, self.size))
+        self.w = nn.Parameter(torch.randn(heads, self.size))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 23)
         self.register_buffer("position", torch.randn(7, dim))
 
@@ -339,15 +329,11 @@ class Experts(nn.Module):
     def __init__(self, dim: int = 12, inner: int = 16, count: int = 4, soft: bool = False) -> None:
         super().__init__()
         self.soft, self.router = soft, nn.Linear(dim, count, bias=False)
-        self.embedding, self.norm, self.head = (
-            nn.Embedding(23, dim),
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 5),
-        )
-        self.up, self.down = (
-            nn.Parameter(torch.randn(count, dim, inner)),
-            nn.Parameter(torch.randn(count, inner, dim)),
-        )
+        self.embedding = nn.Embedding(23, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 5)
+        self.up = nn.Parameter(torch.randn(count, dim, inner))
+        self.down = nn.Parameter(torch.randn(count, inner, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedding(x)
@@ -432,10 +418,8 @@ class TemporalBlock(nn.Module):
     def __init__(self, i: int, o: int, dilation: int) -> None:
         super().__init__()
         norm = parametrizations.weight_norm
-        self.c1, self.c2 = (
-            norm(Causal(i, o, 3, dilation=dilation)),
-            norm(Causal(o, o, 3, dilation=dilation)),
-        )
+        self.c1 = norm(Causal(i, o, 3, dilation=dilation))
+        self.c2 = norm(Causal(o, o, 3, dilation=dilation))
         self.shortcut = nn.Conv1d(i, o, 1) if i != o else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -466,11 +450,9 @@ class Conformer(nn.Module):
         self.na, self.attention = nn.LayerNorm(dim), nn.MultiheadAttention(dim, 2, batch_first=True)
         self.nc, self.pointwise = nn.LayerNorm(dim), nn.Conv1d(dim, 2 * dim, 1)
         self.depthwise, self.bn = nn.Conv1d(dim, dim, 3, padding=1, groups=dim), nn.BatchNorm1d(dim)
-        self.out, self.last, self.head = (
-            nn.Conv1d(dim, dim, 1),
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 9),
-        )
+        self.out = nn.Conv1d(dim, dim, 1)
+        self.last = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 9)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.front(x).transpose(1, 2)
@@ -491,10 +473,8 @@ class StateSpace(nn.Module):
     def __init__(self, dim: int = 6, states: int = 4) -> None:
         super().__init__()
         self.embed, self.gate = nn.Linear(3, dim), nn.Linear(3, dim)
-        self.log_a, self.b = (
-            nn.Parameter(torch.randn(dim, states)),
-            nn.Parameter(torch.randn(dim, states)),
-        )
+        self.log_a = nn.Parameter(torch.randn(dim, states))
+        self.b = nn.Parameter(torch.randn(dim, states))
         self.c, self.d, self.out = nn.Parameter(torch.randn(dim, states)), nn.Parameter(torch.randn(dim)), nn.Linear(dim, 2)  # noqa: E501  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
