@@ -307,12 +307,10 @@ def test_every_parameter_is_accounted_for_and_unused_scalars_do_nothing() -> Non
     class Partial(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.a, self.b, self.spare = (
-                nn.Embedding(5, 3),
-                nn.Linear(3, 4),
-                nn.Linear(4, 2),
-                nn.Linear(2, 2),
-            )
+            self.table = nn.Embedding(5, 3)
+            self.a = nn.Linear(3, 4)
+            self.b = nn.Linear(4, 2)
+            self.spare = nn.Linear(2, 2)
             self.scale = nn.Parameter(torch.rand(4))
 
         def forward(self, tokens: Tensor) -> Tensor:

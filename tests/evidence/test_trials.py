@@ -11,7 +11,6 @@ from typing import Any
 import cases
 import pytest
 import torch
-from cases import CASES
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -109,25 +108,13 @@ def test_models_without_tensor_outputs_are_not_applicable() -> None:
     assert certificate.holds
 
 
-@pytest.mark.parametrize("name", sorted(CASES)[3::7])
-def test_true_models_stay_verified(name: str) -> None:
-    model, args = CASES[name]()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    certificate = ps.verify(model, *args)
-    assert certificate.holds, certificate
-    assert certificate.invariance["trials"]["tried"] > 0
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-
-
 def test_weights_under_a_logarithm_are_drawn_gently() -> None:
     class Logarithm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.p = (
-                nn.Linear(3, 4),
-                nn.Linear(4, 2),
-                nn.Parameter(torch.full((4,), 0.3)),
-            )
+            self.a = nn.Linear(3, 4)
+            self.b = nn.Linear(4, 2)
+            self.p = nn.Parameter(torch.full((4,), 0.3))
 
         def forward(self, x: Tensor) -> Tensor:
             return self.b(torch.relu(self.a(x)) * (1 + self.p).log())

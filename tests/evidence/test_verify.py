@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cases import CASES
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 import pathspace as ps
 from pathspace.evidence.theorems import tree_problem
-from pathspace.inference.registry import RULES
 
 KEYS = {
     "weights",
@@ -38,28 +34,15 @@ KEYS = {
 @pytest.mark.parametrize("name", sorted(CASES)[::4])
 def test_certificates_hold_and_are_json(name: str) -> None:
     model, args = CASES[name]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     certificate = ps.verify(model, *args)
     assert certificate.holds, certificate
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     data = json.loads(certificate.to_json())
     assert data.keys() >= KEYS
     assert data["rank"] in (data["dimension"], None)
     assert data["invariance"]["max_relative_violation"] <= data["invariance"]["tolerance"]
     assert str(data["dimension"]) in str(certificate).replace(",", "")
-
-
-def test_an_unsound_rule_is_refuted() -> None:
-    """GELU declared homogeneous: the symmetries it would have are not there."""
-    known = RULES["aten.gelu"]
-    RULES["aten.gelu"] = lambda semantics, x, **kwargs: x
-    try:
-        model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-        certificate = ps.verify(model, torch.randn(6, 3))
-    finally:
-        RULES["aten.gelu"] = known
-    assert certificate.units == 4
-    assert certificate.invariance["holds"] is False
-    assert not certificate.holds
-    assert ps.verify(model, torch.randn(6, 3)).holds
 
 
 def test_eps_of_a_normalisation_is_reported() -> None:
@@ -70,6 +53,7 @@ def test_eps_of_a_normalisation_is_reported() -> None:
     certificate = ps.verify(model, x)
     assert certificate.holds
     assert certificate.units == 8
+    assert certificate.invariance["trials"]["tried"] > 0
     assert (
         certificate.invariance["rescaling_as_it_stands"]
         > 1e-3
@@ -128,23 +112,6 @@ def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.M
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_rescaling_keeps_the_function_in_eval_mode() -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-20), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
-    )
-    model(torch.randn(8, 3, 6, 6))
-    model = model.double().eval()
-    x = torch.randn(2, 3, 6, 6).double()
-    graph = ps.trace(model, x)
-    before = model(x)
-    phi = torch.from_numpy(np.random.default_rng(0).normal(size=graph.num_units))
-    ps.rescale_(model, graph, phi)
-    assert torch.allclose(model(x), before, rtol=1e-10)
-    with pytest.raises(ps.InputError, match="phi"):
-        ps.rescale_(model, graph, phi[1:])
-
-
 def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> None:
     class Gated(nn.Module):
         def __init__(self) -> None:
@@ -185,12 +152,10 @@ class Two(nn.Module):
 
     def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.a, self.b, self.other, self.between = (
-            nn.Linear(3, 4),
-            nn.Linear(4, 2),
-            nn.Linear(3, 4),
-            between,
-        )
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(4, 2)
+        self.other = nn.Linear(3, 4)
+        self.between = between
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(self.between(self, x))
@@ -206,24 +171,6 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return -grads[0]
-
-
-def kept(model: nn.Module, x: Tensor) -> Tensor:
-    model.kept = {"hidden": [torch.relu(model.a(x))]}
-    return model.kept["hidden"][0]
-
-
-def test_models_that_hold_activations_or_locks_are_copied() -> None:
-    x = torch.randn(5, 3)
-    model = Two(kept)
-    model.lock = threading.Lock()
-    model(x)
-    assert ps.verify(model, x).holds
-    assert model.kept["hidden"][0].requires_grad
-    pruned = Two(lambda model, x: torch.relu(model.a(x)))
-    prune.l1_unstructured(pruned.a, "weight", 5)
-    pruned(x)
-    assert ps.verify(pruned, x).holds
 
 
 def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
@@ -314,12 +261,10 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.w, self.norm, self.out = (
-                nn.Linear(2, 3),
-                nn.Linear(3, 3),
-                nn.BatchNorm1d(3),
-                nn.Linear(3, 1),
-            )
+            self.a = nn.Linear(2, 3)
+            self.w = nn.Linear(3, 3)
+            self.norm = nn.BatchNorm1d(3)
+            self.out = nn.Linear(3, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.zeros(x.shape[1], 3, dtype=x.dtype)
@@ -391,11 +336,9 @@ class _Centred(nn.Module):
 
     def __init__(self, behind: nn.Module) -> None:
         super().__init__()
-        self.one, self.other, self.norm = (
-            nn.Conv2d(2, 3, 3),
-            nn.Conv2d(3, 3, 3),
-            nn.InstanceNorm2d(3),
-        )
+        self.one = nn.Conv2d(2, 3, 3)
+        self.other = nn.Conv2d(3, 3, 3)
+        self.norm = nn.InstanceNorm2d(3)
         self.behind = behind
 
     def forward(self, x: Tensor) -> Any:

@@ -107,11 +107,9 @@ def test_wrong_order_is_one_sentence(name: str, tmp_path: Path) -> None:
     with pytest.raises(ps.PathspaceError) as caught:
         WRONG[name](model, graph, x, str(tmp_path / "file"))
     said = str(caught.value)
-    assert (
-        said.endswith(".")
-        and "\n" not in said
-        and "object has no attribute" not in said
-        and "object is not" not in said
-    )
+    assert said.endswith(".")
+    assert "\n" not in said
+    assert "object has no attribute" not in said
+    assert "object is not" not in said
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not list(tmp_path.iterdir())
