@@ -58,7 +58,6 @@ def impulse(width: int, steps: int, batch: int = 2, size: float = 1.0) -> torch.
 def test_relu_mlp_at_width_256(
     act: type[nn.Module], size: float, edge: float, low: float, high: float
 ) -> None:
-    torch.manual_seed(0)
     x = size * torch.randn(4, 256)
     found = page.critical_point(mlp(256, 50, act), x, low, high, draws=3, directions=1)
     assert found.value == pytest.approx(edge, rel=0.02)
@@ -67,7 +66,6 @@ def test_relu_mlp_at_width_256(
 
 @pytest.mark.slow
 def test_residual_nets_have_no_ordered_phase() -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(*[Block(128) for _ in range(24)]), torch.randn(4, 128)
 
     def exponent(scale: float, seed: int) -> float:
@@ -105,7 +103,6 @@ def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:
 
 
 def test_explicit_products_of_jacobians() -> None:
-    torch.manual_seed(0)
     model, x = mlp(12, 6, nn.Tanh).double().requires_grad_(False), torch.randn(1, 12).double()
     found = page.perturbed(model, x, directions=1, seed=3)
     u = torch.randn(1, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -93,7 +93,6 @@ def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
 
 
 def test_first_steps_are_the_gradient_written_out() -> None:
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
     ).double()

@@ -54,7 +54,6 @@ def layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", layers())
 def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
-    torch.manual_seed(0)
     model, shape = layers()[name]
     model, x = model.double(), torch.randn(shape).double()
 
@@ -80,7 +79,6 @@ def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
 def test_the_expected_gain_of_dropout_is_that_of_its_mask(p: float) -> None:
-    torch.manual_seed(0)
     layer, ones = nn.Dropout(p), torch.ones(200, 200).double()
     (row,) = signal(nn.Sequential(layer), ones, names="0")
     # the Jacobian is diagonal: the mask
@@ -109,7 +107,6 @@ def test_one_vector_says_nothing_and_the_expectation_is_tr_k() -> None:
 
 @pytest.mark.slow
 def test_output_gain_is_that_of_the_rest_of_the_model() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x = torch.randn(5, 4).double()
     rows = signal(model, x, probes=2000)
@@ -120,7 +117,6 @@ def test_output_gain_is_that_of_the_rest_of_the_model() -> None:
 
 
 def test_functional_models_in_place() -> None:
-    torch.manual_seed(0)
     model, x = Functional().double(), torch.randn(32, 5).double()
     rows = signal(model, x, probes=400)
     assert [row.layer for row in rows] == ["first", "second", "third"]
@@ -139,7 +135,6 @@ def test_functional_models_in_place() -> None:
 
 
 def test_dead_units_are_counted_wherever_the_activation_is() -> None:
-    torch.manual_seed(0)
     model = Functional()
     with torch.no_grad():
         model.first.bias[2:5] = -1e3
@@ -174,7 +169,6 @@ def test_filters_and_refusals() -> None:
 
 
 def test_integer_inputs_and_repeated_calls() -> None:
-    torch.manual_seed(0)
     shared = nn.Linear(6, 6)
     model = nn.Sequential(nn.Embedding(10, 6), shared, nn.ReLU(), shared)
     rows = signal(model, torch.randint(0, 10, (4, 3)))
@@ -186,7 +180,6 @@ def test_integer_inputs_and_repeated_calls() -> None:
 @pytest.mark.parametrize("mode", ["uniform", "normal"])
 def test_initialisation_variances(mode: str) -> None:
     # section 2.6.1: a uniform weight in (-w, w) has variance w^2/3, a normal one w^2
-    torch.manual_seed(0)
     layer = nn.Linear(400, 4000, bias=False).double()
     omega = math.sqrt(3 / 400) if mode == "uniform" else 400**-0.5
     (
@@ -237,7 +230,6 @@ def test_gaussian_means_of_jumps_away_from_zero(mean: float) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gradients_against_autograd(depth: int) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         *[layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.Tanh())]
     ).double()
@@ -269,7 +261,6 @@ def test_gradients_against_autograd(depth: int) -> None:
 def test_imbalance_of_gradients_at_glorot_initialisation() -> None:
     # section 2.3.1, corrected: Var dW / Var dU = M Var[U] E[s'^2] E[x^2] / E[z^2], 0.21
     # here, neither 0.025 nor 0.074
-    torch.manual_seed(0)
     n, h, m = 50, 800, 10
     ratios, predicted = [], []
     for seed in range(3):
@@ -299,7 +290,6 @@ def test_parameters_without_gradient_are_named() -> None:
 
 
 def test_outputs_that_differ_by_rounding_do_not_vary() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
     errors = 2e-8 * torch.arange(5.0)[:, None]
     model[2].register_forward_hook(lambda _module, _args, output: output * (1 + errors))

@@ -27,10 +27,7 @@ LINEAR = {
     ),
     "maximum": (nn.MaxPool2d(3, 2, 1), (2, 2, 6, 5)),
     "mean": (nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 5, 7)),
-    "transposed, dilated": (
-        nn.ConvTranspose1d(2, 3, 3, dilation=2, output_padding=1),
-        (2, 2, 7),
-    ),
+    "transposed, dilated": (nn.ConvTranspose1d(2, 3, 3, dilation=2, output_padding=1), (2, 2, 7)),
 }
 # two taps may meet one entry: the gain is estimated with few samples
 ESTIMATED = {
