@@ -202,15 +202,9 @@ def test_commands_take_a_model_without_numbers(
         ("{", "not a configuration of a transformers model: .*expected JSON"),
         ("{}", "not a configuration .*model_type"),
         ("[]", "not a configuration .*model_type"),
-        (
-            '{"model_type": "llamma"}',
-            r"llamma.*\(did you mean llama",
-        ),
+        ('{"model_type": "llamma"}', r"llamma.*\(did you mean llama"),
         ('{"model_type": "own", "auto_map": {}}', "name a function"),
-        (
-            json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}),
-            "not a multiple",
-        ),
+        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
         (
             BERT % '["BertModle"]',
             r"architecture 'BertModle', which is not a model.*\(did you mean BertModel",
