@@ -4,10 +4,10 @@ parametrised weights, odd gates.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
+from cases import mlp, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -24,14 +24,6 @@ class Lambda(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-def mlp(*widths: int, act: Any = nn.ReLU, bias: bool = True) -> nn.Sequential:
-    """Linear layers with an activation in between."""
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(widths):
-        layers += [nn.Linear(a, b, bias=bias), act()]
-    return nn.Sequential(*layers[:-1])
 
 
 # --- tables and graphs
@@ -475,17 +467,12 @@ ACTIVATIONS: dict[str, Any] = {
 """Functions between two layers of eight features."""
 
 
-class Activated(nn.Module):
+def activated(function: Any) -> nn.Module:
     """Two layers with a function in between."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 8)
-        self.second = nn.Linear(8, 3)
-        self.function = function or nn.PReLU(8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.function(self.first(x)))
+    return network(
+        lambda net, x: net.second(net.function(net.first(x))),
+        first=nn.Linear(5, 8), second=nn.Linear(8, 3), function=function or nn.PReLU(8),
+    )  # fmt: skip
 
 
 ACTIVATION_UNITS = {
@@ -502,7 +489,7 @@ ACTIVATION_UNITS = {
 
 for name, function in ACTIVATIONS.items():
     zoo(f"act_{name}", "activation", units=ACTIVATION_UNITS.get(name, {}), fast=True)(
-        lambda function=function: (Activated(function), torch.randn(6, 5))  # type: ignore[misc]
+        lambda function=function: (activated(function), torch.randn(6, 5))  # type: ignore[misc]
     )
 
 
