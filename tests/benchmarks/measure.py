@@ -121,7 +121,6 @@ def prepared(
     init_skeleton_(model, skeleton)
     makers: dict[str, Maker] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, foreach=True),
-        "fused": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, fused=True),
         "gsgd": lambda m: GSGD(m.named_parameters(), lr=RATE, skeleton=skeleton),
         "adam": lambda m: torch.optim.Adam(m.parameters(), lr=RATE),
         "gadam": lambda m: GAdam(m.named_parameters(), lr=RATE, skeleton=skeleton),
@@ -134,7 +133,7 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
     """Optimizer steps, and whole training steps over torch's optimizers on
     weights; same weights and batch.
     """
-    model, inputs, skeleton, makers = prepared(name, device, threads)
+    model, inputs, _, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
     optimizers = {key: make(copies[key]) for key, make in makers.items()}
@@ -163,7 +162,6 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
                     times[key].append(clock() - middle)
                     times["backward"].append(middle - start)
     typical = {key: statistics.median(values) for key, values in times.items()}
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     whole = {key: typical["backward"] + typical[key] for key in steps}
     if device == "cuda":
         # as in training, where the host does not wait for the device
@@ -184,8 +182,5 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
         "model": name,
         **{f"{key}_ms": 1000 * value for key, value in typical.items()},
         "gsgd/sgd": whole["gsgd"] / whole["sgd"],
-        "gsgd/fused": whole["gsgd"] / whole["fused"],
-        "gsgd_fused/sgd": whole["gsgd_fused"] / whole["sgd"],
         "gadam/adam": whole["gadam"] / whole["adam"],
-        "held": held(optimizers["gsgd"], skeleton) / weights,
     }
