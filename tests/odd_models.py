@@ -740,9 +740,7 @@ ODD |= {
     "default_device": Odd(net, units=4, around=lambda: torch.device("cpu")),
     "default_device_without_values": Odd(net, units=4, around=lambda: torch.device("meta")),
     "anomaly_mode": Odd(
-        net,
-        units=4,
-        around=lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
+        net, units=4, around=lambda: torch.autograd.set_detect_anomaly(True, check_nan=False)
     ),
     "saved_tensor_hooks": Odd(
         net,
