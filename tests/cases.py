@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from oracles.networks import Case, LoopRNN, OpRNN, RNNWithState
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 CASES: dict[str, Callable[[], Case]] = {}
 
@@ -50,6 +51,23 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.operation(self.first(x)))
+
+
+def network(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    """A module that holds these parts, with a forward pass that is a function of it."""
+    model = type("Network", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        setattr(model, name, part)
+    return model
+
+
+def recomputed(
+    function: Callable[..., Tensor], *given: Tensor, reentrant: bool | None = False
+) -> Tensor:
+    """A function that runs again in the backward pass, or does not if `reentrant` is ``None``."""
+    if reentrant is None:
+        return function(*given)
+    return checkpoint(function, *given, use_reentrant=reentrant)
 
 
 def mlp(*widths: int, bias: bool = True, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -252,10 +270,8 @@ class ChannelShuffle(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (
-            nn.Conv2d(4, 6, 1, groups=2),
-            nn.Conv2d(6, 4, 3, groups=2, padding=1),
-        )
+        self.first = nn.Conv2d(4, 6, 1, groups=2)
+        self.second = nn.Conv2d(6, 4, 3, groups=2, padding=1)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -423,11 +439,9 @@ class DepthShared(nn.Module):
     def __init__(self, inject: bool, steps: int = 3) -> None:
         super().__init__()
         self.inject, self.steps = inject, steps
-        self.embed, self.shared, self.head = (
-            nn.Linear(2, 3),
-            nn.Linear(3, 3, bias=False),
-            nn.Linear(3, 2),
-        )
+        self.embed = nn.Linear(2, 3)
+        self.shared = nn.Linear(3, 3, bias=False)
+        self.head = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         start = self.embed(x)
@@ -514,10 +528,8 @@ class ParametersEverywhere(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.position, self.token = (
-            nn.Parameter(torch.randn(1, 4, 3)),
-            nn.Parameter(torch.randn(1, 1, 3)),
-        )
+        self.position = nn.Parameter(torch.randn(1, 4, 3))
+        self.token = nn.Parameter(torch.randn(1, 1, 3))
         self.matrix, self.gamma = nn.Parameter(torch.randn(2, 3)), nn.Parameter(torch.randn(3))
         self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 3)
         self.fused = nn.Parameter(torch.randn(5, 3))

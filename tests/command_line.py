@@ -33,11 +33,9 @@ def refused(line: str, *words: str) -> None:
     before = _times()
     result = call(*line.split())
     assert result.exit_code == 2 and result.stdout == "", result.output
-    assert (
-        result.stderr.startswith("Error: ")
-        and result.stderr.count("\n") == 1
-        and "Internal" not in result.stderr
-    )
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Internal" not in result.stderr
     assert all(word in result.stderr for word in words), result.stderr
     assert _times() == before
 

@@ -3,14 +3,11 @@
 A network is a stream of 4 to 12 channels, which 2 to 4 motifs change in turn: residual sums, and
 products, maxima or concatenations of two branches, whose steps are norms, reductions over groups,
 attention, movements of data and others. Branches also read the stream as it was earlier. So pairs
-of mechanisms meet often. ``python -m compositions 0 2000`` (with ``tests`` in the path) prints the
-seeds of networks with a symmetry that does not exist, each with its smallest part that shows it.
+of mechanisms meet often.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -20,7 +17,6 @@ from typing import Any
 import torch
 from composed_moves import MOVES, NORMS, STEPS, grouped_reduction
 from composed_steps import MAPS, Setting
-from oracles.scales import at_most
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -235,17 +231,12 @@ class Findings:
         unsound: how scales change the outputs.
         unlike: how the number of units of a network with the same function differs.
         refused: the sentence of the refusal.
-        bound: an upper bound on the units, if it was asked for.
-        vacuous: no output is a finite number.
     """
 
     units: int | None = None
     unsound: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
     refused: str = ""
-    crashed: str = ""
-    bound: int | None = None
-    vacuous: bool = False
 
 
 @torch.no_grad()
@@ -264,13 +255,12 @@ def _moved(plan: Plan, model: nn.Module, graph: Any, exact: bool) -> Iterator[st
             yield f"{'exact ' if exact else ''}scales at {magnitude:g}: {found:.1e}"
 
 
-def examined(plan: Plan, alike: bool = True, bound: bool = False) -> Findings:
+def examined(plan: Plan, alike: bool = True) -> Findings:
     """Everything that can be wrong with the units of a plan's network.
 
     Args:
         plan: the plan.
         alike: also compare with networks of the same function.
-        bound: also bound the number of units by a Jacobian.
     """
     model, found = built(plan), Findings()
     # (a trace for all sizes captures a model several times, which takes ten times as long)
@@ -284,7 +274,6 @@ def examined(plan: Plan, alike: bool = True, bound: bool = False) -> Findings:
         return found
     found.units = graph.num_units
     bare = without_eps(model)
-    found.vacuous = not bool(bare(x).isfinite().any())
     found.unsound += [*_moved(plan, bare, graph, False), *_moved(plan, model, graph, True)]
     # (it takes another trace)
     if alike and plan.seed % 4 == 0:
@@ -305,11 +294,6 @@ def examined(plan: Plan, alike: bool = True, bound: bool = False) -> Findings:
         number = ps.trace(others[name], x, sizes=sizes).num_units
         if number != found.units:
             found.unlike.append(f"{found.units} units, {number} if {name}")
-    if bound:
-        samples = [(inputs(plan, magnitude),) for magnitude in (1.0, 0.1, 10.0) * 3]
-        # (what is not a number has no rank)
-        if all(bool(bare(*sample).isfinite().all()) for sample in samples):
-            found.bound = at_most(bare, samples)
     return found
 
 
@@ -340,47 +324,3 @@ def shrunk(plan: Plan, fails: Callable[[Findings], Any]) -> Plan:
                 continue
         else:
             return plan
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=int)
-    parser.add_argument("end", type=int)
-    parser.add_argument("--sound", action="store_true", help="compare no numbers of units")
-    parser.add_argument("--bound", action="store_true", help="bound the units by a Jacobian")
-    arguments = parser.parse_args()
-    counts: Counter[str] = Counter()
-    for seed in range(arguments.first, arguments.end):
-        plan = planned(seed)
-        try:
-            found = examined(plan, not arguments.sound, arguments.bound)
-        except Exception as error:
-            found = Findings(crashed=f"{type(error).__name__}: {error}")
-        counts["networks"] += 1
-        counts["refused"] += found.units is None
-        counts["vacuous"] += found.vacuous
-        counts["units"] += found.units or 0
-        counts["without units"] += found.units == 0
-        counts["unsound"] += bool(found.unsound)
-        counts["unlike"] += bool(found.unlike)
-        if found.refused:
-            print(f"seed {seed} refused: {found.refused}", flush=True)
-        if found.bound is not None and found.units is not None:
-            counts["fewer than the bound"] += found.units < found.bound
-            if found.units > found.bound:
-                print(f"seed {seed}: {found.units} units, at most {found.bound}", flush=True)
-        if seed % 100 == 99:
-            print(f"seed {seed} done", flush=True)
-        counts["crashed"] += bool(found.crashed)
-        if found.crashed:
-            print(f"seed {seed} crashed: {found.crashed}", flush=True)
-        for kind in ("unsound", "unlike"):
-            if getattr(found, kind):
-                print(f"seed {seed} {kind}: {getattr(found, kind)}", flush=True)
-                less = shrunk(plan, lambda entry, kind=kind: getattr(entry, kind))
-                print(f"  {less}\n  {getattr(examined(less), kind)}", flush=True)
-    print(", ".join(f"{number} {name}" for name, number in counts.items()))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, network
 from torch import Tensor, nn
 from training_cases import TRAINED
 from zoo.entry import Entry, load
@@ -37,14 +37,14 @@ ENTRIES = [entry for entry in load().values() if entry.fast]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def moved(value: Any, place: str = DEVICE) -> Any:
-    """The tensors of nested containers on a device, those with digits in float64."""
+def moved(value: Any, place: str = DEVICE, kind: torch.dtype | None = torch.float64) -> Any:
+    """The tensors of nested containers on a device, those with digits in a type."""
     if isinstance(value, Tensor):
-        return value.to(place, torch.float64 if value.is_floating_point() else None)
+        return value.to(place, kind if value.is_floating_point() else None)
     if isinstance(value, dict):
-        return {key: moved(item, place) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, place) for item in value)
+        return {key: moved(item, place, kind) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(moved(item, place, kind) for item in value)
     return value
 
 
@@ -139,7 +139,6 @@ def test_channels_are_those_of_a_processor(name: str) -> None:
 
 
 def test_channels_that_are_treated_differently_are_told_apart() -> None:
-    torch.manual_seed(0)
     heads, tokens = Biased([1.0, 0.5]).double().to(DEVICE), torch.randn(2, 5, 4).double()
     assert counted(heads, (tokens.to(DEVICE),)) == []
     for between, sizes in BETWEEN.values():
@@ -184,15 +183,8 @@ def test_models_that_people_use(entry: Entry) -> None:
     except RuntimeError:
         pytest.skip("cannot be copied")
 
-    def carried(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(DEVICE)
-        if isinstance(value, dict):
-            return {key: carried(item) for key, item in value.items()}
-        return type(value)(map(carried, value)) if type(value) in (list, tuple) else value
-
-    expect_runs(there_model, carried(args), carried(kwargs))
-    there = ps.trace(there_model, *carried(args), kwargs=carried(kwargs))
+    expect_runs(there_model, moved(args, kind=None), moved(kwargs, kind=None))
+    there = ps.trace(there_model, *moved(args, kind=None), kwargs=moved(kwargs, kind=None))
     assert facts(here) == facts(there)
 
 
@@ -364,21 +356,19 @@ def test_advice() -> None:
     assert advice.lr > 0
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.norm, self.head = nn.LayerNorm(6), nn.Linear(6, 3)
+def residual() -> nn.Module:
+    torch.manual_seed(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + torch.relu(self.first(self.norm(x)))
-        x = x + torch.relu(self.second(x))
-        return self.head(x)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = x + torch.relu(net.first(net.norm(x)))
+        return net.head(x + torch.relu(net.second(x)))
+
+    first, second, head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+    return network(forward, first=first, second=second, norm=nn.LayerNorm(6), head=head).double()
 
 
 def test_the_markov_chain_and_the_penal_connection() -> None:
-    torch.manual_seed(0)
-    model, x = Residual().double(), torch.randn(7, 6).double()
+    model, x = residual(), torch.randn(7, 6).double()
     ends, records = [], []
     for place in ("cpu", DEVICE):
         twin, y = copy.deepcopy(model).to(place), x.to(place)
@@ -401,8 +391,7 @@ def test_the_markov_chain_and_the_penal_connection() -> None:
 
 
 def test_diagnostics_are_those_of_a_processor(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, x = Residual().double(), torch.randn(7, 6).double()
+    model, x = residual(), torch.randn(7, 6).double()
     results = []
     for place in ("cpu", DEVICE):
         twin, y = copy.deepcopy(model).to(place), x.to(place)
@@ -439,7 +428,6 @@ def test_diagnostics_are_those_of_a_processor(tmp_path: Path) -> None:
 
 
 def test_norms_are_those_of_a_processor() -> None:
-    torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     plain, x = plain.double(), torch.randn(8, 6).double()
     results = []

@@ -76,7 +76,6 @@ def test_a_step_needs_little_memory(name: str) -> None:
     """What stays beside weights and gradients, and the peak of a step, as
     the allocator counts them.
     """
-    torch.manual_seed(0)
     model, x = MODELS[name]()
     skeleton = ps.trace(model, x).skeleton()
     init_skeleton_(model, skeleton)

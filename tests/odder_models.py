@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from odd_models import LOG, Named, Net, net, odd, x
+from odd_models import LOG, ODD, Named, Net, Odd, changed, net, odd, running, x
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -32,34 +32,33 @@ def doing(step: Callable[[Any, Tensor], Any]) -> Any:
     return net(Doing())
 
 
+def between(words: str = "", units: int | None = None) -> Any:
+    """Register what a small network does to its hidden activations, by its name."""
+
+    def register(step: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+        ODD[step.__name__] = Odd(lambda: doing(step), words, units=units)
+        return step
+
+    return register
+
+
 # -- ways to call
 
 
 @odd(units=4)
-def call_overridden() -> Any:
-    class Model(Net):
-        def __call__(self, x: Tensor) -> Any:
-            return super().__call__(x + 1)
-
-    return net(Model())
+class CallOverridden(Net):
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x + 1)
 
 
-@odd(units=4)
-def takes_anything() -> Any:
-    class Model(Net):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return super().forward(args[0] if args else kwargs["x"])
-
-    return Model(), Named(x=x())
+@running(units=4, given=lambda: (Named(x=x()),))
+def takes_anything(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return Net.forward(self, args[0] if args else kwargs["x"])
 
 
-@odd(units=4)
-def optional_inputs_left_out() -> Any:
-    class Model(Net):
-        def forward(self, x: Any = None, y: Any = None, *, deep: bool = False) -> Any:
-            return super().forward(x if y is None else y)
-
-    return Model(), None, x(), Named(deep=True)
+@running(units=4, given=lambda: (None, x(), Named(deep=True)))
+def optional_inputs_left_out(self: Any, x: Any = None, y: Any = None, *, deep: bool = False) -> Any:
+    return Net.forward(self, x if y is None else y)
 
 
 @odd(units=4)
@@ -74,36 +73,26 @@ def forward_is_static() -> Any:
     return net(Model(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
 
 
-@odd(units=4)
-def generator_function_as_forward() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            hidden = self.hidden(x)
-            yield self.second(hidden)
-            yield self.second(2 * hidden)
-
-    return net(Model())
+@running(units=4)
+def generator_function_as_forward(self: Any, x: Tensor) -> Any:
+    hidden = self.hidden(x)
+    yield self.second(hidden)
+    yield self.second(2 * hidden)
 
 
 @odd("coroutine")
-def coroutine_as_forward() -> Any:
-    class Model(Net):
-        async def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-            await asyncio.sleep(0)
-            return super().forward(x)
-
-    return net(Model())
+class CoroutineAsForward(Net):
+    async def forward(self, x: Tensor) -> Any:
+        await asyncio.sleep(0)
+        return super().forward(x)
 
 
-@odd(units=4)
-def thread_in_forward() -> Any:
-    def step(self: Any, h: Tensor) -> Tensor:
-        thread = threading.Thread(target=lambda: None)
-        thread.start()
-        thread.join()
-        return h
-
-    return doing(step)
+@between(units=4)
+def thread_in_forward(self: Any, h: Tensor) -> Tensor:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    return h
 
 
 @odd(units=4)
@@ -112,26 +101,18 @@ def one_layer_twice_in_a_row() -> Any:
     return net(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
 
 
-@odd("sets the data of a tensor")
-def memory_of_an_activation_that_is_set() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            h = torch.relu(self.hidden(x))
-            h.data = torch.sigmoid(self.hidden(x))
-            return self.second(h)
-
-    return net(Model())
+@running("sets the data of a tensor")
+def memory_of_an_activation_that_is_set(self: Any, x: Tensor) -> Any:
+    h = torch.relu(self.hidden(x))
+    h.data = torch.sigmoid(self.hidden(x))
+    return self.second(h)
 
 
-@odd(units=4)
-def weight_without_its_gradient() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return torch.nn.functional.linear(
-                self.hidden(x).data, self.second.weight.data, self.second.bias
-            )
-
-    return net(Model())
+@running(units=4)
+def weight_without_its_gradient(self: Any, x: Tensor) -> Any:
+    return torch.nn.functional.linear(
+        self.hidden(x).data, self.second.weight.data, self.second.bias
+    )
 
 
 @odd("cannot be captured")
@@ -153,67 +134,51 @@ def child_that_holds_its_parent() -> Any:
 
 
 @odd("no hash")
-def module_that_is_a_dataclass() -> Any:
-    @dataclasses.dataclass
-    class Model(nn.Module):
-        width: int = 4
+@dataclasses.dataclass
+class ModuleThatIsADataclass(nn.Module):
+    width: int = 4
 
-        def __post_init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, self.width), nn.Linear(self.width, 2)
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, self.width), nn.Linear(self.width, 2)
 
-        def forward(self, x: Tensor) -> Any:
-            return self.second(torch.relu(self.first(x)))
-
-    return net(Model())
+    def forward(self, x: Tensor) -> Any:
+        return self.second(torch.relu(self.first(x)))
 
 
 @odd(units=4)
-def module_that_compares_by_value() -> Any:
-    class Model(Net):
-        def __eq__(self, other: object) -> bool:
-            return type(other) is type(self)
+class ModuleThatComparesByValue(Net):
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
 
-        def __hash__(self) -> int:
-            return 1
-
-    return net(Model())
+    def __hash__(self) -> int:
+        return 1
 
 
 @odd(units=4)
-def cached_method() -> Any:
-    class Model(Net):
-        @functools.lru_cache  # noqa: B019
-        def table(self, size: int) -> Tensor:
-            return torch.ones(size)
+class CachedMethod(Net):
+    @functools.lru_cache  # noqa: B019
+    def table(self, size: int) -> Tensor:
+        return torch.ones(size)
 
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x * self.table(x.shape[-1]))
-
-    return net(Model())
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x * self.table(x.shape[-1]))
 
 
 @odd(units=4)
-def cached_property() -> Any:
-    class Model(Net):
-        @functools.cached_property
-        def table(self) -> Tensor:
-            return torch.ones(3)
+class CachedProperty(Net):
+    @functools.cached_property
+    def table(self) -> Tensor:
+        return torch.ones(3)
 
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x * self.table)
-
-    return net(Model())
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x * self.table)
 
 
-@odd(units=4)
-def symbolically_traced() -> Any:
-    return net(torch.fx.symbolic_trace(Net()))
-
-
-@odd(units=4)
-def exported_and_unlifted() -> Any:
-    return net(torch.export.export(Net(), (x(),)).module())
+ODD |= {
+    "symbolically_traced": Odd(lambda: net(torch.fx.symbolic_trace(Net())), units=4),
+    "exported_and_unlifted": Odd(lambda: net(torch.export.export(Net(), (x(),)).module()), units=4),
+}
 
 
 @odd(units=4)
@@ -247,14 +212,22 @@ def not_to_be_compiled() -> Any:
 # -- autograd inside
 
 
-@odd(units=4)
-def checkpointed() -> Any:
-    return doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=False))
-
-
-@odd(units=4)
-def checkpointed_reentrantly() -> Any:
-    return doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=True))
+ODD |= {
+    "checkpointed": Odd(
+        lambda: doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=False)), units=4
+    ),
+    "checkpointed_reentrantly": Odd(
+        lambda: doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=True)), units=4
+    ),
+    "gradient_of_its_own": Odd(lambda: doing(lambda self, h: Straight.apply(h)), units=4),
+    "functional_derivative_in_forward": Odd(
+        lambda: doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h)),
+        "gradients inside forward",
+    ),
+    "mapped_over_rows": Odd(
+        lambda: doing(lambda self, h: torch.vmap(torch.relu)(h)), "cannot be captured"
+    ),
+}
 
 
 class Straight(torch.autograd.Function):
@@ -263,232 +236,154 @@ class Straight(torch.autograd.Function):
         return h.clamp(min=0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
-@odd(units=4)
-def gradient_of_its_own() -> Any:
-    return doing(lambda self, h: Straight.apply(h))
+@between()
+def derivative_in_forward(self: Any, h: Tensor) -> Any:
+    with torch.enable_grad():
+        y = self.first.weight.square().sum()
+        return h + torch.autograd.grad(y, self.first.weight, create_graph=True)[0].sum()
 
 
-@odd()
-def derivative_in_forward() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        with torch.enable_grad():
-            y = self.first.weight.square().sum()
-            return h + torch.autograd.grad(y, self.first.weight, create_graph=True)[0].sum()
-
-    return doing(step)
+@between()
+def functional_call_inside(self: Any, h: Tensor) -> Any:
+    weights = {"weight": self.second.weight.mT @ self.second.weight, "bias": torch.zeros(4)}
+    return torch.func.functional_call(nn.Linear(4, 4), weights, (h,))
 
 
-@odd("gradients inside forward")
-def functional_derivative_in_forward() -> Any:
-    return doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h))
+@between(units=4)
+def tensor_hooks_inside(self: Any, h: Tensor) -> Any:
+    if h.requires_grad:
+        h.register_hook(lambda grad: grad)
+        h.retain_grad()
+    return h
 
 
-@odd("cannot be captured")
-def mapped_over_rows() -> Any:
-    return doing(lambda self, h: torch.vmap(torch.relu)(h))
+@between()
+def backward_pass_in_forward(self: Any, h: Tensor) -> Any:
+    with torch.enable_grad():
+        probe = torch.ones(1, requires_grad=True)
+        (probe * 2).sum().backward()
+    return h * probe.grad
 
 
-@odd()
-def functional_call_inside() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        weights = {"weight": self.second.weight.mT @ self.second.weight, "bias": torch.zeros(4)}
-        return torch.func.functional_call(nn.Linear(4, 4), weights, (h,))
-
-    return doing(step)
+@between(units=4)
+def switches_gradients_off_for_all(self: Any, h: Tensor) -> Any:
+    torch.set_grad_enabled(False)
+    return h
 
 
-@odd(units=4)
-def tensor_hooks_inside() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        if h.requires_grad:
-            h.register_hook(lambda grad: grad)
-            h.retain_grad()
-        return h
-
-    return doing(step)
+@between(units=4)
+def sets_the_default_type(self: Any, h: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    return h
 
 
-@odd("")
-def backward_pass_in_forward() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        with torch.enable_grad():
-            probe = torch.ones(1, requires_grad=True)
-            (probe * 2).sum().backward()
-        return h * probe.grad
-
-    return doing(step)
+@between(units=4)
+def freezes_its_layers(self: Any, h: Tensor) -> Any:
+    self.second.requires_grad_(False)
+    return h
 
 
-@odd(units=4)
-def switches_gradients_off_for_all() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        torch.set_grad_enabled(False)
-        return h
-
-    return doing(step)
+@between()
+def clips_its_weights(self: Any, h: Tensor) -> Any:
+    with torch.no_grad():
+        self.second.weight.data.clamp_(-0.1, 0.1)
+    return h
 
 
-@odd(units=4)
-def sets_the_default_type() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        torch.set_default_dtype(torch.float64)
-        return h
-
-    return doing(step)
+@running()
+def returns_a_penalty_of_its_weights(self: Any, x: Tensor) -> Any:
+    return Net.forward(self, x), sum(p.square().sum() for p in self.parameters())
 
 
-@odd(units=4)
-def freezes_its_layers() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        self.second.requires_grad_(False)
-        return h
-
-    return doing(step)
+@running()
+def returns_a_parameter(self: Any, x: Tensor) -> Any:
+    return Net.forward(self, x), self.first.weight
 
 
-@odd("")
-def clips_its_weights() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        with torch.no_grad():
-            self.second.weight.data.clamp_(-0.1, 0.1)
-        return h
-
-    return doing(step)
+@running(units=4)
+def returns_its_inputs(self: Any, x: Tensor) -> Any:
+    return x, x.view(-1), Net.forward(self, x)
 
 
-@odd()
-def returns_a_penalty_of_its_weights() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x), sum(p.square().sum() for p in self.parameters())
-
-    return net(Model())
-
-
-@odd()
-def returns_a_parameter() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return super().forward(x), self.first.weight
-
-    return net(Model())
-
-
-@odd(units=4)
-def returns_its_inputs() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return x, x.view(-1), super().forward(x)
-
-    return net(Model())
-
-
-@odd(units=4)
-def keys_that_are_numbers() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return OrderedDict({1: super().forward(x), (2, "a"): None})
-
-    return net(Model())
+@running(units=4)
+def keys_that_are_numbers(self: Any, x: Tensor) -> Any:
+    return OrderedDict({1: Net.forward(self, x), (2, "a"): None})
 
 
 # -- values looked at
 
 
-@odd("cannot be captured")
-def prints_a_value() -> Any:
-    return doing(lambda self, h: LOG.append(f"{h.mean():.2f}") or h)
+ODD |= {
+    "prints_a_value": Odd(
+        lambda: doing(lambda self, h: LOG.append(f"{h.mean():.2f}") or h), "cannot be captured"
+    ),
+    "chooses_a_branch_at_random": Odd(
+        lambda: doing(lambda self, h: h if random.random() < 2 else -h)
+    ),
+    "noise_from_numpy": Odd(
+        lambda: doing(lambda self, h: h * float(np.random.default_rng(0).random()))
+    ),
+    "condition_of_torch": Odd(
+        lambda: doing(
+            lambda self, h: torch.cond(h.sum() > 0, lambda v: 2 * v, lambda v: 3 * v, (h,))
+        )
+    ),
+    "raises_stop_iteration": Odd(lambda: doing(lambda self, h: next(iter([]))), "StopIteration"),
+}
 
 
-@odd("values of tensors")
-def checks_for_nan() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        if torch.isnan(h).any():
-            raise ValueError("NaN")
-        return h
-
-    return doing(step)
+@between("values of tensors")
+def checks_for_nan(self: Any, h: Tensor) -> Any:
+    if torch.isnan(h).any():
+        raise ValueError("NaN")
+    return h
 
 
-@odd("values of tensors")
-def asserts_finite() -> Any:
+@between("values of tensors")
+def asserts_finite(self: Any, h: Tensor) -> Any:
     # (code of this module is not rewritten, as that of tests is)
-    def step(self: Any, h: Tensor) -> Any:
-        assert torch.isfinite(h).all()
-        assert (h >= 0).all(), "negative"
-        assert torch.isfinite(h).all() and len(h)
-        assert not torch.isnan(h).any()
+    assert torch.isfinite(h).all()
+    assert (h >= 0).all(), "negative"
+    assert torch.isfinite(h).all() and len(h)
+    assert not torch.isnan(h).any()
+    return h
+
+
+@between()
+def asserts_types(self: Any, h: Tensor) -> Any:
+    assert (isinstance(h, Tensor) and h.dtype == torch.float32) or h.dtype == torch.float64
+    assert h.dim() == 2 and h.shape[1] == 4
+    return h
+
+
+@running("no plain tensor")
+def exact_type_of_inputs(self: Any, x: Tensor) -> Any:
+    if type(x) not in (Tensor, nn.Parameter):
+        raise TypeError("no plain tensor")
+    return Net.forward(self, x)
+
+
+@between("inside torch")
+def looks_at_the_memory(self: Any, h: Tensor) -> Any:
+    return h if h.data_ptr() % 2 == 0 else -h
+
+
+@between(units=4)
+def falls_back_on_errors(self: Any, h: Tensor) -> Any:
+    try:
+        return h @ torch.ones(7, 7)
+    except RuntimeError:
         return h
 
-    return doing(step)
 
-
-@odd("")
-def asserts_types() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        assert (isinstance(h, Tensor) and h.dtype == torch.float32) or h.dtype == torch.float64
-        assert h.dim() == 2 and h.shape[1] == 4
-        return h
-
-    return doing(step)
-
-
-@odd("no plain tensor")
-def exact_type_of_inputs() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            if type(x) not in (Tensor, nn.Parameter):
-                raise TypeError("no plain tensor")
-            return super().forward(x)
-
-    return net(Model())
-
-
-@odd("inside torch")
-def looks_at_the_memory() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        return h if h.data_ptr() % 2 == 0 else -h
-
-    return doing(step)
-
-
-@odd(units=4)
-def falls_back_on_errors() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        try:
-            return h @ torch.ones(7, 7)
-        except RuntimeError:
-            return h
-
-    return doing(step)
-
-
-@odd(units=4)
-def warns() -> Any:
-    def step(self: Any, h: Tensor) -> Any:
-        warnings.warn("a warning", stacklevel=2)
-        return h
-
-    return doing(step)
-
-
-@odd("")
-def chooses_a_branch_at_random() -> Any:
-    return doing(lambda self, h: h if random.random() < 2 else -h)
-
-
-@odd("")
-def noise_from_numpy() -> Any:
-    return doing(lambda self, h: h * float(np.random.default_rng(0).random()))
-
-
-@odd("")
-def condition_of_torch() -> Any:
-    return doing(lambda self, h: torch.cond(h.sum() > 0, lambda v: 2 * v, lambda v: 3 * v, (h,)))
+@between(units=4)
+def warns(self: Any, h: Tensor) -> Any:
+    warnings.warn("a warning", stacklevel=2)
+    return h
 
 
 @odd("stopped")
@@ -502,24 +397,15 @@ def raises_an_exception_of_its_own() -> Any:
     return doing(step)
 
 
-@odd("StopIteration")
-def raises_stop_iteration() -> Any:
-    return doing(lambda self, h: next(iter([])))
-
-
-@odd("RecursionError")
-def calls_itself_for_ever() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            return self(x)
-
-    return net(Model())
+@running("RecursionError")
+def calls_itself_for_ever(self: Any, x: Tensor) -> Any:
+    return self(x)
 
 
 # -- state from call to call
 
 
-@odd("")
+@odd()
 def hidden_state_kept() -> Any:
     class Model(Net):
         state: Any = None
@@ -532,30 +418,26 @@ def hidden_state_kept() -> Any:
     return net(Model())
 
 
-@odd("")
+@odd()
 def hidden_state_kept_after_a_call() -> Any:
     model, inputs = hidden_state_kept()
     model(inputs)
     return model, inputs
 
 
-@odd(units=4)
-def backward_hooks() -> Any:
-    model = Net()
+@changed(units=4)
+def backward_hooks(model: Any) -> None:
     model.first.register_full_backward_hook(lambda module, incoming, outgoing: None)
     model.second.register_full_backward_pre_hook(lambda module, outgoing: LOG.append(outgoing))
-    return net(model)
 
 
-@odd(units=4)
-def hooks_with_keywords() -> Any:
-    model = Net()
+@changed(units=4)
+def hooks_with_keywords(model: Any) -> None:
     model.register_forward_hook(
         lambda module, args, kwargs, output: LOG.append(kwargs), with_kwargs=True
     )
     model.register_forward_hook(lambda module, args, output: LOG.append(1), always_call=True)
     model.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs), with_kwargs=True)
-    return net(model)
 
 
 @contextlib.contextmanager
@@ -570,32 +452,25 @@ def hook_on_all_modules() -> Any:
         LOG.clear()
 
 
-@odd(units=4, around=hook_on_all_modules)
-def hooks_on_all_modules() -> Any:
-    return net()
-
-
 class Watching(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-@odd(units=4, around=Watching)
-def function_mode_outside() -> Any:
-    return net()
+ODD |= {
+    "hooks_on_all_modules": Odd(net, units=4, around=hook_on_all_modules),
+    "function_mode_outside": Odd(net, units=4, around=Watching),
+}
 
 
 # -- weights
 
 
-@odd(units=4)
-def half_precision() -> Any:
-    return Net().half(), x().half()
-
-
-@odd(units=4)
-def brain_floats() -> Any:
-    return Net().bfloat16(), x().bfloat16()
+ODD |= {
+    "half_precision": Odd(lambda: (Net().half(), x().half()), units=4),
+    "brain_floats": Odd(lambda: (Net().bfloat16(), x().bfloat16()), units=4),
+    "no_parameters": Odd(lambda: net(nn.ReLU()), units=0),
+}
 
 
 @odd(units=4)
@@ -609,51 +484,40 @@ def two_precisions() -> Any:
     return net(model)
 
 
-@odd("")
-def lists_and_dictionaries_of_parameters() -> Any:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.many = nn.ParameterList(
-                [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))]
-            )
-            self.named = nn.ParameterDict(
-                {"shift": nn.Parameter(torch.randn(4)), "size": nn.Parameter(torch.ones(()))}
-            )
+@odd()
+class ListsAndDictionariesOfParameters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = nn.ParameterList(
+            [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))]
+        )
+        self.named = nn.ParameterDict(
+            {"shift": nn.Parameter(torch.randn(4)), "size": nn.Parameter(torch.ones(()))}
+        )
 
-        def forward(self, x: Tensor) -> Any:
-            return (
-                torch.relu(x @ self.many[0] + self.named["shift"])
-                @ self.many[1]
-                * self.named["size"]
-            )
-
-    return net(Model())
+    def forward(self, x: Tensor) -> Any:
+        return (
+            torch.relu(x @ self.many[0] + self.named["shift"]) @ self.many[1] * self.named["size"]
+        )
 
 
-@odd(units=4)
-def empty_parameter() -> Any:
-    model = Net()
+@changed(units=4)
+def empty_parameter(model: Any) -> None:
     model.nothing = nn.Parameter(torch.zeros(0, 3))
-    return net(model)
 
 
-@odd(units=4)
-def integer_parameter() -> Any:
-    model = Net()
+@changed(units=4)
+def integer_parameter(model: Any) -> None:
     model.number = nn.Parameter(torch.tensor(3), requires_grad=False)
-    return net(model)
 
 
 class Tagged(nn.Parameter):
     """A parameter with a name of its own."""
 
 
-@odd(units=4)
-def parameter_of_another_class() -> Any:
-    model = Net()
+@changed(units=4)
+def parameter_of_another_class(model: Any) -> None:
     model.first.weight = Tagged(torch.randn(4, 3))
-    return net(model)
 
 
 @odd("NaN")
@@ -668,11 +532,9 @@ def weights_that_are_no_numbers() -> Any:
     return net(model)
 
 
-@odd(units=4)
-def weights_that_are_views() -> Any:
-    model = Net()
+@changed(units=4)
+def weights_that_are_views(model: Any) -> None:
     model.first.weight = nn.Parameter(torch.randn(3, 4).T)
-    return net(model)
 
 
 @odd("same memory")
@@ -683,24 +545,30 @@ def weights_cut_from_one_tensor() -> Any:
     return net(model)
 
 
-@odd(units=4)
-def no_weights_behind() -> Any:
-    model = Net()
+@changed(units=4)
+def no_weights_behind(model: Any) -> None:
     model.unused = nn.Linear(5, 5)
-    return net(model)
-
-
-@odd(units=0)
-def no_parameters() -> Any:
-    return net(nn.ReLU())
 
 
 # -- inputs
 
 
-@odd("")
-def sparse_input() -> Any:
-    return Net(), x().relu().to_sparse()
+ODD |= {
+    "sparse_input": Odd(lambda: (Net(), x().relu().to_sparse())),
+    "expanded_input": Odd(lambda: (Net(), x(1, 3).expand(5, 3)), units=4),
+    "no_dimensions": Odd(
+        lambda: (
+            nn.Sequential(nn.Unflatten(0, (1, 1)), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)),
+            torch.tensor([2.0]),
+        ),
+        units=4,
+    ),
+    "input_of_another_type": Odd(lambda: (Net(), x().double()), "dtype"),
+    "input_of_another_shape": Odd(lambda: (Net(), x(5, 7)), "shapes cannot be multiplied"),
+    "dropout_of_everything_else": Odd(
+        lambda: doing(lambda self, h: F.dropout(h, 0.5, training=True)), units=4
+    ),
+}
 
 
 @odd(units=4)
@@ -712,68 +580,41 @@ def channels_last() -> Any:
 
 
 @odd(units=4)
-def expanded_input() -> Any:
-    return Net(), x(1, 3).expand(5, 3)
-
-
-@odd(units=4)
-def no_dimensions() -> Any:
-    return nn.Sequential(
-        nn.Unflatten(0, (1, 1)), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)
-    ), torch.tensor([2.0])
-
-
-@odd(units=4)
 def one_tensor_twice() -> Any:
     class Model(Net):
-        def forward(self, x: Tensor, y: Tensor) -> Any:  # type: ignore[override]
+        def forward(self, x: Tensor, y: Tensor) -> Any:
             return super().forward(x + y)
 
     inputs = x()
     return Model(), inputs, inputs
 
 
-@odd(units=4)
-def input_overwritten() -> Any:
-    class Model(Net):
-        def forward(self, x: Tensor) -> Any:
-            x.mul_(2)
-            x[0] = 0
-            return super().forward(x)
-
-    return net(Model())
+@running(units=4)
+def input_overwritten(self: Any, x: Tensor) -> Any:
+    x.mul_(2)
+    x[0] = 0
+    return Net.forward(self, x)
 
 
-@odd(units=4)
-def dictionary_emptied() -> Any:
-    class Model(Net):
-        def forward(self, batch: dict[str, Tensor]) -> Any:  # type: ignore[override]
-            return super().forward(batch.pop("x"))
-
-    return Model(), {"x": x()}, Named()
+@running(units=4, given=lambda: ({"x": x()}, Named()))
+def dictionary_emptied(self: Any, batch: dict[str, Tensor]) -> Any:
+    return Net.forward(self, batch.pop("x"))
 
 
-@odd(units=4)
-def list_extended() -> Any:
-    class Model(Net):
-        def forward(self, parts: list[Tensor]) -> Any:  # type: ignore[override]
-            parts.append(parts[0])
-            return super().forward(parts[-1])
-
-    return Model(), [x()]
+@running(units=4, given=lambda: ([x()],))
+def list_extended(self: Any, parts: list[Tensor]) -> Any:
+    parts.append(parts[0])
+    return Net.forward(self, parts[-1])
 
 
-@odd(units=4)
-def packed_sequence() -> Any:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.out = nn.RNN(3, 4, nonlinearity="relu"), nn.Linear(4, 2)
+@odd(units=4, given=lambda: (nn.utils.rnn.pack_sequence([x(4, 3), x(2, 3)]),))
+class PackedSequence(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.RNN(3, 4, nonlinearity="relu"), nn.Linear(4, 2)
 
-        def forward(self, packed: Any) -> Any:
-            return self.out(self.layer(packed)[1])
-
-    return Model(), nn.utils.rnn.pack_sequence([x(4, 3), x(2, 3)])
+    def forward(self, packed: Any) -> Any:
+        return self.out(self.layer(packed)[1])
 
 
 @odd(units=4)
@@ -782,18 +623,3 @@ def tensor_of_another_class() -> Any:
         pass
 
     return Net(), x().as_subclass(Marked)
-
-
-@odd("dtype")
-def input_of_another_type() -> Any:
-    return Net(), x().double()
-
-
-@odd("shapes cannot be multiplied")
-def input_of_another_shape() -> Any:
-    return Net(), x(5, 7)
-
-
-@odd(units=4)
-def dropout_of_everything_else() -> Any:
-    return doing(lambda self, h: F.dropout(h, 0.5, training=True))

@@ -586,8 +586,6 @@ TAKEN_APART: dict[str, Case] = {
     for name, case in spelled(table).items()
     if name not in NAMES and exists(name)
 }
-TELLING, COPYING, CREATED = (
-    variants(spelled(TABLE)),
-    variants(spelled(KEPT)),
-    variants(spelled(MADE)),
-)
+TELLING = variants(spelled(TABLE))
+COPYING = variants(spelled(KEPT))
+CREATED = variants(spelled(MADE))

@@ -20,11 +20,9 @@ class PreNorm(nn.Module):
 
     def __init__(self, width: int, norm: type[nn.Module] = nn.LayerNorm) -> None:
         super().__init__()
-        self.norm, self.enter, self.leave = (
-            norm(width),
-            nn.Linear(width, 2 * width),
-            nn.Linear(2 * width, width),
-        )
+        self.norm = norm(width)
+        self.enter = nn.Linear(width, 2 * width)
+        self.leave = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.leave(F.gelu(self.enter(self.norm(x))))
@@ -46,14 +44,10 @@ class ResBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = (
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        self.conv2, self.bn2 = (
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-        )
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
@@ -77,10 +71,8 @@ class Depthwise(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.depth, self.norm = (
-            nn.Conv2d(width, width, 5, padding=2, groups=width),
-            nn.GroupNorm(1, width),
-        )
+        self.depth = nn.Conv2d(width, width, 5, padding=2, groups=width)
+        self.norm = nn.GroupNorm(1, width)
         self.enter, self.leave = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,10 +120,8 @@ class Language(nn.Module):
 
     def __init__(self, width: int = 32, layers: int = 2) -> None:
         super().__init__()
-        self.table, self.place = (
-            nn.Embedding(17, width),
-            nn.Parameter(0.02 * torch.randn(12, width)),
-        )
+        self.table = nn.Embedding(17, width)
+        self.place = nn.Parameter(0.02 * torch.randn(12, width))
         nn.init.normal_(self.table.weight, std=0.02)
         layer = nn.TransformerEncoderLayer(
             width, 4, 2 * width, 0.1, batch_first=True, norm_first=True
@@ -452,7 +442,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "rate-adam": ("rate", "", Run(mlp, options={"lr": 0.5})),
     "rate-sgd": ("rate", "", Run(mlp, **SGD, options={"lr": 30.0})),
     "rate-transformer": ("rate", "", Run(Language, tokens, options={"lr": 0.2})),
-    "rate-regression": ("rate", "", Run(mlp, regression, **SGD, options={"lr": 30.0})),
     "slow": ("slow", "", Run(mlp, options={"lr": 1e-10})),
     "decay": (
         "decay",
@@ -465,32 +454,15 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "stale": ("stale gradients", "", Run(mlp, zero=False)),
     "eval": ("evaluation mode", "", Run(cnn, images, spoil=lambda m: m.eval() is None)),
     "untrained": ("untrained", "0.weight", Run(mlp, chosen=lambda m: m[2:].parameters())),
-    "gated-exploding": (
-        "exploding",
-        "1.leave",
-        Run(gated, spoil=scale("1.leave.weight", 80), options={"lr": 1e-3}),
-    ),
     "gated-unbalanced": (
         "unbalanced",
         "1.enter",
         Run(gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)),
     ),
-    "depthwise-rate": ("rate", "", Run(depthwise, images, torch.optim.RMSprop, {"lr": 0.3})),
     "depthwise-vanishing": (
         "vanishing",
         "1.leave",
         Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-5}, scale("1.leave.weight", 1e-3)),
-    ),
-    "mixer-rate": ("rate", "", Run(mixer, sequences, torch.optim.AdamW, {"lr": 0.5})),
-    "grouped-inputs": (
-        "input scale",
-        "",
-        Run(grouped, images, **SGD, options={"lr": 0.05}, inputs=200.0),
-    ),
-    "grouped-decay": (
-        "decay",
-        "",
-        Run(grouped, images, **SGD, options={"lr": 0.05, "weight_decay": 0.5}),
     ),
     "autoencoder-dead": (
         "dead",
@@ -502,11 +474,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
             {"lr": 1e-3},
             fill("0.bias", -20.0),
         ),
-    ),
-    "leaky-rate": (
-        "rate",
-        "",
-        Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 50.0}),
     ),
     "rounded": (
         "rounded",

@@ -42,14 +42,10 @@ class BatchNormCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.stem_norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, eps=NOTHING)
-        self.first, self.first_norm = (
-            nn.Conv2d(3, 2, 3, stride=2, padding=1),
-            nn.BatchNorm2d(2, eps=NOTHING),
-        )
-        self.second, self.second_norm = (
-            nn.Conv2d(2, 4, 3, padding=1, bias=False),
-            nn.BatchNorm2d(4, eps=NOTHING),
-        )
+        self.first = nn.Conv2d(3, 2, 3, stride=2, padding=1)
+        self.first_norm = nn.BatchNorm2d(2, eps=NOTHING)
+        self.second = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(4, eps=NOTHING)
         self.shortcut, self.head = nn.Conv2d(3, 4, 1, stride=2), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:

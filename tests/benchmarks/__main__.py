@@ -12,9 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.figures import markdown
 from benchmarks.measure import analysis
@@ -31,30 +29,16 @@ PARTS = {
 }
 
 
-def table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Rows of equal keys as a table."""
-    result = Table(title=title, title_justify="left")
-    for key in rows[0]:
-        result.add_column(key, justify="left" if key == "model" else "right")
-    for row in rows:
-        result.add_row(*(cell(value) for value in row.values()))
-    return result
-
-
 def cell(value: Any) -> str:
     """A figure as it is shown."""
-    return (
-        f"{value:,.3f}"
-        if isinstance(value, float)
-        else f"{value:,}"
-        if type(value) is int
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def in_markdown(rows: list[dict[str, Any]]) -> str:
     """Rows of equal keys as a table in Markdown."""
-    return markdown(list(rows[0]), [[cell(v) for v in row.values()] for row in rows])
+    return markdown(" | ".join(rows[0]), [[cell(v) for v in row.values()] for row in rows])
 
 
 def main(
@@ -77,7 +61,6 @@ def main(
     device: Annotated[str, typer.Option(help="Where the training steps run: cpu or cuda.")] = "cpu",
 ) -> None:
     """Measure the analysis and the penal connection."""
-    console = Console(width=200)
     if show is not None:
         kept = json.loads(show.read_text())
         print("\n\n".join(in_markdown(kept[part]) for part in PARTS if kept.get(part)))
@@ -92,15 +75,12 @@ def main(
     ]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        results = [
-            (job, pool.apply(job, given))
-            for job, given in track(jobs, "benchmarks", console=console)
-        ]
+        results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks")]
     groups = {part: [row for f, row in results if f.__name__ == part] for part in PARTS}
     for part, title in PARTS.items():
         # a model chosen alone may be in one of the lists only
         if groups[part]:
-            console.print(table(title, groups[part]))
+            print(f"{title}\n\n{in_markdown(groups[part])}\n")
     if json_file is not None:
         about = {
             "torch": torch.__version__,
@@ -120,7 +100,7 @@ def main(
         }
         parts = {part: list(rows.values()) for part, rows in by_model.items()}
         json_file.write_text(json.dumps({**about, **parts}, indent=1) + "\n")
-        console.print(f"figures in {json_file}")
+        print(f"figures in {json_file}")
 
 
 if __name__ == "__main__":

@@ -348,9 +348,9 @@ def table(held: dict[str, list[Row]]) -> str:
         ]
         for row in (*held["crepe"], *held["antiberty"])
     ]
-    head = ["network, 8 bits per tensor", "cases", "float", "as trained", "chosen gauge"]
-    first = markdown(["bits, step per", *COLUMNS.values()], lite0, texts=1 + len(COLUMNS))
-    return f"{first}\n\n{markdown(head, others, texts=len(head))}"
+    head = "network, 8 bits per tensor | cases | float | as trained | chosen gauge"
+    first = " | ".join(["bits, step per", *COLUMNS.values()])
+    return f"{markdown(first, lite0, texts=6)}\n\n{markdown(head, others, texts=5)}"
 
 
 def main(parts: list[str]) -> None:

@@ -44,7 +44,9 @@ def write(page: str, name: str, table: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """A table; all columns after the first ones, which are texts, are aligned right."""
-    rule = [*["---"] * texts, *["---:"] * (len(head) - texts)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+def markdown(head: str, rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """A table under a line of headings, `first | second`; all columns after the first ones, which
+    are texts, are aligned right.
+    """
+    rule = [*["---"] * texts, *["---:"] * (head.count(" | ") + 1 - texts)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in ([head], rule, *rows))

@@ -83,7 +83,7 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
         ["–" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in row]
         for row in rows
     ]
-    return [markdown(head.split(" | "), shown), ""]
+    return [markdown(head, shown), ""]
 
 
 def noted(kept: Mapping[str, Any], part: str) -> str:

@@ -35,10 +35,8 @@ def _text(
     tokens: dict[str, torch.Tensor] = TOKENS,
     **sizes: Any,
 ) -> Callable[[int], Any]:
-    config, model = (
-        getattr(transformers, f"{kind}Config"),
-        getattr(transformers, f"{kind}ForCausalLM"),
-    )
+    config = getattr(transformers, f"{kind}Config")
+    model = getattr(transformers, f"{kind}ForCausalLM")
     return lambda layers: (model(config(**sizes, **{depth: layers})), tokens)
 
 
@@ -156,22 +154,11 @@ def tables(figures: dict[str, Any]) -> str:
         ]
         for name, row in figures.items()
     ]
-    head = [
-        "model",
-        "layers",
-        "weights in path space",
-        "units",
-        "dimension",
-        "as extrapolated",
-        "proof accepted",
-    ]
-    cost = [
-        "model",
-        "trace: seconds",
-        "trace: GB",
-        "proof and check: seconds",
-        "proof and check: GB",
-    ]
+    head = (
+        "model | layers | weights in path space | units | dimension | as extrapolated"
+        " | proof accepted"
+    )
+    cost = "model | trace: seconds | trace: GB | proof and check: seconds | proof and check: GB"
     return f"{markdown(head, found)}\n\n{markdown(cost, costs)}"
 
 

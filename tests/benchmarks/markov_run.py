@@ -273,10 +273,8 @@ def vectors() -> dict[str, Any]:
     )
     three = {}
     for length in LENGTHS:
-        good, printed = (
-            lemmas.simulate_lemma3(length, seed=length),
-            lemmas.simulate_lemma3(length, full_steps=True, seed=length),
-        )
+        good = lemmas.simulate_lemma3(length, seed=length)
+        printed = lemmas.simulate_lemma3(length, full_steps=True, seed=length)
         three[str(length)] = {"error": good.error, "bound": good.bound, "printed_error": printed.error, "printed_bound": printed.bound}  # fmt: skip
     return {
         "lemma1": {mu: share(check.conclusion, check.premise) for mu, check in mixtures.items()},

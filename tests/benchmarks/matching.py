@@ -156,9 +156,8 @@ def tables(held: Row) -> str:
             middle = statistics.mean(row["middle"] for row in own)
             ends = statistics.mean(sum(row["ends"]) / 2 for row in own)
             rows.append([f"{name}, {way}", barriers, f"{middle:.1%} of {ends:.1%}"])
-    return markdown(
-        ["network, matched by", "barriers", "accuracy in the middle, of that at the ends"], rows
-    )
+    head = "network, matched by | barriers | accuracy in the middle, of that at the ends"
+    return markdown(head, rows)
 
 
 def main(names: list[str]) -> None:

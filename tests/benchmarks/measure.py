@@ -8,7 +8,7 @@ import copy
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,24 +32,6 @@ def seconds(function: Callable[[], Any], runs: int) -> float:
         function()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def in_turns(
-    moves: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    clock: Callable[[], float] = time.process_time,
-    wait: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Median milliseconds of calls that take turns, so that a drifting machine harms all alike."""
-    times: dict[str, list[float]] = {key: [] for key in moves}
-    for _ in range(rounds):
-        for key, move in moves.items():
-            wait()
-            start = clock()
-            move()
-            wait()
-            times[key].append(1000 * (clock() - start))
-    return {f"{key}_ms": statistics.median(values) for key, values in times.items()}
 
 
 def peak() -> int:
@@ -139,7 +121,6 @@ def prepared(
     init_skeleton_(model, skeleton)
     makers: dict[str, Maker] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, foreach=True),
-        "fused": lambda m: torch.optim.SGD(m.parameters(), lr=RATE, fused=True),
         "gsgd": lambda m: GSGD(m.named_parameters(), lr=RATE, skeleton=skeleton),
         "adam": lambda m: torch.optim.Adam(m.parameters(), lr=RATE),
         "gadam": lambda m: GAdam(m.named_parameters(), lr=RATE, skeleton=skeleton),
@@ -148,22 +129,17 @@ def prepared(
     return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
 
 
-def training(
-    name: str, device: str, rounds: int, threads: int, compiled: bool = False
-) -> dict[str, Any]:
+def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """Optimizer steps, and whole training steps over torch's optimizers on
     weights; same weights and batch.
     """
-    model, inputs, skeleton, makers = prepared(name, device, threads)
+    model, inputs, _, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
     optimizers = {key: make(copies[key]) for key, make in makers.items()}
     steps: dict[str, Callable[[], Any]] = {
         key: optimizer.step for key, optimizer in optimizers.items()
     }
-    if compiled:
-        copies["compiled"] = copy.deepcopy(model)
-        steps["compiled"] = torch.compile(makers["gsgd"](copies["compiled"]).step)
     times: dict[str, list[float]] = {key: [] for key in ("backward", *steps)}
     # one thread's own time does not grow with what else a shared processor is doing
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
@@ -186,7 +162,6 @@ def training(
                     times[key].append(clock() - middle)
                     times["backward"].append(middle - start)
     typical = {key: statistics.median(values) for key, values in times.items()}
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
     whole = {key: typical["backward"] + typical[key] for key in steps}
     if device == "cuda":
         # as in training, where the host does not wait for the device
@@ -206,10 +181,6 @@ def training(
     return {
         "model": name,
         **{f"{key}_ms": 1000 * value for key, value in typical.items()},
-        **({"compiled/sgd": whole["compiled"] / whole["sgd"]} if compiled else {}),
         "gsgd/sgd": whole["gsgd"] / whole["sgd"],
-        "gsgd/fused": whole["gsgd"] / whole["fused"],
-        "gsgd_fused/sgd": whole["gsgd_fused"] / whole["sgd"],
         "gadam/adam": whole["gadam"] / whole["adam"],
-        "held": held(optimizers["gsgd"], skeleton) / weights,
     }

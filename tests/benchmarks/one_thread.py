@@ -72,7 +72,7 @@ def table(rows: dict[str, list[dict[str, Any]]]) -> str:
             for v in middle(some).values()
         ]
         shown.append([*cells, f"{min(ratios):.3f} to {max(ratios):.3f}" if len(some) > 1 else "–"])
-    return markdown([*next(iter(rows.values()))[0], "processes"], shown)
+    return markdown(" | ".join([*next(iter(rows.values()))[0], "processes"]), shown)
 
 
 def main(names: list[str]) -> None:

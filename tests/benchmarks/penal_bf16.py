@@ -147,8 +147,10 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    head = ["model", "mode", "tau", "share of the gradient", "explicit: cosine", "kept"]
-    head += ["ours: cosine", "kept", "closer by"]
+    head = (
+        "model | mode | tau | share of the gradient | explicit: cosine | kept | ours: cosine | kept"
+        " | closer by"
+    )
     lines = [
         [
             *(row["model"], row["mode"], f"{row['tau']:g}", f"{row['part']:.2g}"),

@@ -75,7 +75,7 @@ def measured(name: str) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
     return markdown(
-        ["end of the block", "kept, bytes", "with `penalise_`", "tensors for a node"],
+        "end of the block | kept, bytes | with `penalise_` | tensors for a node",
         [
             [r["block"], f"{r['plain']:,}", f"{r['penalize']:,}", f"{r['for_a_node']:.2f}"]
             for r in rows

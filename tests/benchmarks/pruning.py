@@ -164,14 +164,10 @@ def cell(row: Row) -> str:
 def tables(held: dict[str, Any]) -> str:
     """The figures as they stand on the page."""
     timm, language = held["timm"], held["transformers"]
-    good, other = (
-        sum(stands(row["ours"]) for row in timm.values()),
-        [row["theirs"] for row in timm.values()],
-    )
-    ran, whole = (
-        [row for row in other if "failure" not in row],
-        [stands(row) for row in language.values()],
-    )
+    good = sum(stands(row["ours"]) for row in timm.values())
+    other = [row["theirs"] for row in timm.values()]
+    ran = [row for row in other if "failure" not in row]
+    whole = [stands(row) for row in language.values()]
     untouched = sum(row["parameters"] > 0.99 for row in ran)
     return "\n\n".join(
         [
@@ -182,11 +178,7 @@ def tables(held: dict[str, Any]) -> str:
                 " left."
             ),
             markdown(
-                [
-                    "model",
-                    "pathspace: parameters left, difference",
-                    "Torch-Pruning: parameters left",
-                ],
+                "model | pathspace: parameters left, difference | Torch-Pruning: parameters left",
                 [[name, cell(row["ours"]), cell(row["theirs"])] for name, row in timm.items()],
             ),
             (
@@ -194,7 +186,7 @@ def tables(held: dict[str, Any]) -> str:
                 " masked selves."
             ),
             markdown(
-                ["architecture", "parameters left, difference"],
+                "architecture | parameters left, difference",
                 [[name, cell(row)] for name, row in language.items()],
             ),
         ]

@@ -167,7 +167,7 @@ def table(rows: Mapping[str, Mapping[str, float]], costs: Mapping[str, Mapping[s
         for every, digits in ((rows, 2), (costs, 1))
         for kind in next(iter(every.values()))
     ]
-    return markdown(["rounding", *rows], lines)
+    return markdown(" | ".join(["rounding", *rows]), lines)
 
 
 if __name__ == "__main__":

@@ -192,10 +192,8 @@ def rescaled(
         if pair.exact:
             phi[pair.units - 1] = torch.randn(len(pair.units), dtype=torch.float64)
     with torch.no_grad():
-        before, after = (
-            model(**inputs).logits,
-            ps.rescale_(copy.deepcopy(model), graph, phi)(**inputs).logits,
-        )
+        before = model(**inputs).logits
+        after = ps.rescale_(copy.deepcopy(model), graph, phi)(**inputs).logits
     return float((after - before).abs().max() / before.abs().max())
 
 
@@ -290,7 +288,7 @@ def tables(held: Row) -> str:
     total, found = (sum(row[key] for row in own.values()) for key in ("listed", "found"))
     missed = {f"`{m['layer']}`: {m['reason']}" for row in own.values() for m in row["missed"]}
     incomplete = sum(row["incomplete"] for row in own.values())
-    head = ["architecture", "mappings listed", "found", "incomplete", "pairs", "change"]
+    head = "architecture | mappings listed | found | incomplete | pairs | change"
     keys = ("listed", "found", "incomplete", "pairs")
     rows = [
         [row["model"], *(str(row[key]) for key in keys), f"{row['change']:.0e}"]
@@ -331,13 +329,13 @@ def tables(held: Row) -> str:
                 "Architectures that the list lacks, for which the tool falls back on a default that"
                 " fails where names differ:"
             ),
-            markdown(["architecture", "pairs", "found of the default's mappings", "change"], more),
+            markdown("architecture | pairs | found of the default's mappings | change", more),
             (
                 "Recipes of `ps.smoothing_recipe`, read from a file by the tool, resolved, applied"
                 " and followed by its quantisation to 8 bits:"
             ),
             markdown(
-                ["architecture", "pairs in the recipe", "resolved by the tool", "layers quantised"],
+                "architecture | pairs in the recipe | resolved by the tool | layers quantised",
                 taken,
             ),
         ]

@@ -129,7 +129,7 @@ def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> lis
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a table in Markdown, best mean first."""
-    head = ["start and optimizer", "test accuracy (mean ± 95 %)", "worst seed", "learning rate"]
+    head = "start and optimizer | test accuracy (mean ± 95 %) | worst seed | learning rate"
     lines = []
     for row in sorted(rows, key=lambda row: -sum(row["test_accuracy"])):
         found = row["test_accuracy"]
@@ -140,7 +140,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{row['lr']:g}{edge}",
             ]
         )
-    return markdown(head, lines, texts=len(head))
+    return markdown(head, lines, texts=4)
 
 
 def main(

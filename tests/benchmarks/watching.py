@@ -110,17 +110,8 @@ def main(
         for watched in (True, False) if number % 2 else (False, True):
             seconds[watched], found, _ = trained(data, steps, watched, page=page)
             watch = found or watch
-        rows.append(
-            {
-                "steps": steps,
-                "step": seconds[False] / steps,
-                "overhead": seconds[True] / seconds[False] - 1,
-                "rows": len(watch.rows),
-                "traced": watch.preparation > 0,
-                "alarms": [alarm.kind for alarm in watch.alarms],
-                "loss": [watch.rows[0]["loss"], watch.rows[-1]["loss"]],
-            }
-        )
+        overhead = seconds[True] / seconds[False] - 1
+        rows.append({"steps": steps, "overhead": overhead, "traced": watch.preparation > 0})
         typer.echo(json.dumps(rows[-1]))
     found = {**costs, "pairs": rows}
     keep(NAME, found)

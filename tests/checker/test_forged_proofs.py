@@ -11,13 +11,14 @@ import copy
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import mlp
+from cases import mlp, network
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -26,38 +27,21 @@ from pathspace.checker import check
 from pathspace.cli.main import app
 
 
-class Gate(nn.Module):
+def gate() -> nn.Module:
     """A product of two rectified features."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
-        self.o = nn.Linear(4, 2, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.o(torch.relu(self.a(x)) * torch.relu(self.b(x)))
+    a, b, o = (nn.Linear(*size, bias=False) for size in ((3, 4), (3, 4), (4, 2)))
+    return network(lambda net, x: net.o(torch.relu(net.a(x)) * torch.relu(net.b(x))), a=a, b=b, o=o)
 
 
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(2, 3, bias=False), nn.Linear(3, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.relu(self.a(x)))
+def plain(after: Callable[[Tensor], Tensor] = lambda h: h) -> nn.Module:
+    """Two layers with three units, and what happens to these."""
+    a, b = nn.Linear(2, 3, bias=False), nn.Linear(3, 1, bias=False)
+    return network(lambda net, x: net.b(after(torch.relu(net.a(x)))), a=a, b=b)
 
 
-class Bent(Plain):
+def bent(h: Tensor) -> Tensor:
     """A tanh behind one of the three units: two free scales, dimension 9 - 2 = 7."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
-        return self.b(torch.cat([h[:, :2], h[:, 2:].tanh()], 1))
-
-
-class Silent(Plain):
-    def forward(self, x: Tensor) -> Tensor:
-        return 0 * super().forward(x)
+    return torch.cat([h[:, :2], h[:, 2:].tanh()], 1)
 
 
 def sealed(document: dict[str, Any]) -> dict[str, Any]:
@@ -71,23 +55,20 @@ def incidence(document: dict[str, Any]) -> np.ndarray:
     """What every unit does to the logarithm of every weight that is no unused one, ``(m, H)``."""
     units, rows = document["units"], []
     for tensor in sorted(document["tensors"], key=lambda entry: entry["name"]):
-        shape = tensor["shape"]
-        tail, head = (
-            np.broadcast_to(
-                np.array(tensor[side]["values"]).reshape(tensor[side]["shape"]), shape
-            ).reshape(-1)
-            for side in ("tail", "head")
-        )
-        for t, h in zip(tail, head, strict=True):
-            row = np.zeros(units)
-            for end, sign in ((h, 1), (t, -1)):
-                known = [[abs(int(end)), 1]]
+        parts = tensor["tail"], tensor["head"], tensor["unused"] or {"values": [0], "shape": [1]}
+        sides = [np.array(part["values"]).reshape(part["shape"]) for part in parts]
+        ends = [np.broadcast_to(side, tensor["shape"]).reshape(-1) for side in sides]
+        for tail, head, unused in zip(*ends, strict=True):
+            row = np.zeros(units, np.int64)
+            for end, sign in ((head, 1), (tail, -1)):
+                factors = [[abs(int(end)), 1]]
                 if abs(end) > units:
-                    known = document["products"][abs(end) - units - 1]
-                for unit, times in known:
+                    factors = document["products"][abs(end) - units - 1]
+                for unit, times in factors:
                     if unit:
                         row[unit - 1] += sign * np.sign(end) * times
-            rows.append(row)
+            if not unused:
+                rows.append(row)
     return np.array(rows).reshape(len(rows), units)
 
 
@@ -123,8 +104,8 @@ def forge(document: dict[str, Any], generator: random.Random) -> dict[str, Any]:
 
 def models() -> dict[str, tuple[nn.Module, Tensor]]:
     return {
-        "gate": (Gate(), torch.randn(1, 3)),
-        "two layers": (Plain(), torch.randn(1, 2)),
+        "gate": (gate(), torch.randn(1, 3)),
+        "two layers": (plain(), torch.randn(1, 2)),
         "three layers": (mlp(2, 3, 3, 2), torch.randn(1, 2)),
         "leaky": (mlp(3, 4, 2, act=nn.LeakyReLU), torch.randn(1, 3)),
         "convolutions": (
@@ -160,44 +141,29 @@ def test_no_false_proof_of_a_thousand_is_accepted() -> None:
 def test_a_proof_of_another_network_is_rejected_at_every_seed() -> None:
     for seed in range(20):
         torch.manual_seed(seed)
-        model, x = Bent().double(), torch.randn(1, 2, dtype=torch.float64)
-        document = ps.proof(ps.trace(Plain().double(), x, sizes="given").skeleton(), "net")
+        model, x = plain(bent).double(), torch.randn(1, 2, dtype=torch.float64)
+        document = ps.proof(ps.trace(plain().double(), x, sizes="given").skeleton(), "net")
         assert not check(document, model=model, args=(x,)).accepted, seed
 
 
-@pytest.mark.slow
-def test_a_proof_with_one_changed_number_is_rejected_at_every_seed() -> None:
-    for seed in range(24):
-        torch.manual_seed(seed)
-        model, x = Gate().double(), torch.randn(2, 3, dtype=torch.float64)
-        document = ps.proof(ps.trace(model, x, sizes="given").skeleton(), "gate")
-        assert check(document, model=model, args=(x,)).accepted
-        document["products"][3][1][0] = 7
-        assert not check(sealed(document), model=model, args=(x,)).accepted, seed
-
-
 def test_what_no_run_shows_is_said() -> None:
-    model, x = Silent(), torch.randn(1, 2)
-    document = ps.proof(ps.trace(Plain(), x, sizes="given").skeleton(), "net")
+    model, x = plain(lambda h: 0 * h), torch.randn(1, 2)
+    document = ps.proof(ps.trace(plain(), x, sizes="given").skeleton(), "net")
     judgement = check(document, model=model, args=(x,))
     assert (judgement.compared, judgement.unseen) == ("tensors", ())
     assert "all outputs are 0" in judgement.reason
 
-    class Half(Plain):
-        """A unit whose output is not read."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(torch.relu(self.a(x)) * torch.tensor([1.0, 1.0, 0.0], dtype=x.dtype))
-
-    judgement = check(document, model=Half(), args=(x,))
+    # a unit whose output is not read
+    half = plain(lambda h: h * torch.tensor([1.0, 1.0, 0.0], dtype=h.dtype))
+    judgement = check(document, model=half, args=(x,))
     assert judgement.accepted
     assert "the effect of 2 of 6 scalars of a.weight" in judgement.unseen
-    seen = check(document, model=Plain(), args=(x,))
+    seen = check(document, model=plain(), args=(x,))
     assert seen.accepted and not seen.unseen
 
 
 def test_a_small_document_cannot_ask_for_gigabytes() -> None:
-    document = ps.proof(ps.trace(Plain(), torch.randn(1, 2)).skeleton(), "net")
+    document = ps.proof(ps.trace(plain(), torch.randn(1, 2)).skeleton(), "net")
     tensor, many = document["tensors"][0], 1 << 29
     tensor |= {"shape": [many, 2], "edges": 2 * many}
     tensor["head"] = {"shape": [many, 1], "values": {"runs": [[1, 0, many]]}}

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from checker.test_forged_proofs import sealed
 from rotations.test_spaces import Llama, two
-from torch import Tensor, nn
+from torch import nn
 from zoo.entry import load
 
 import pathspace as ps
@@ -170,16 +171,8 @@ def test_no_space_acts_on_gains_that_become_1() -> None:
 
 
 def test_one_tensor_does_not_count_twice_under_two_names() -> None:
-    class Aliased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-            self.c, self.d = self.a, self.b
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(self.a(x))
-
-    model, x = Aliased(), torch.randn(4, 3)
+    a, b = nn.Linear(3, 4), nn.Linear(4, 2)
+    model, x = network(lambda net, x: net.b(net.a(x)), a=a, b=b, c=a, d=b), torch.randn(4, 3)
     lines = lines_of(model, x)
     other = json.loads(json.dumps(lines).replace('"a.', '"c.').replace('"b.', '"d.'))
     both = lines | {"free": lines["free"] + other["free"], "dimension": 2 * lines["dimension"]}

@@ -91,10 +91,15 @@ def wrong() -> Iterator[str]:
         plain = [word.strip("{}<>") for word in words]
         for place, word in enumerate(words):
             if word.startswith("{"):
-                other = (
-                    "noise.py:Net" if ".py:" in word else f"noise.{plain[place].rsplit('.')[-1]}"
-                )
-                yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
+                suffix = plain[place].partition(":")[0].rsplit(".")[-1]
+                others = [f"noise.{suffix}", f"absent.{suffix}", "folder"]
+                if suffix == "py":
+                    others = [f"{other}:Net" for other in others[:2]]
+                elif command in ("rotate", "rescale", "balance") and suffix == "safetensors":
+                    # (checkpoints may be folders)
+                    others.pop()
+                for other in others:
+                    yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
             elif word.startswith("<"):
                 other = "file/below" if "." in word else "file"
                 yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])

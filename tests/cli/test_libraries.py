@@ -172,10 +172,8 @@ def test_commands_take_a_model_without_numbers(
         result = CliRunner().invoke(app, [command, target, "-o", str(tmp_path / name)])
         assert result.exit_code == 0, result.output
     page = report(model.model, *model.args)
-    assert (
-        "without values" in page.facts["signal"]["absent"]
-        and page.facts["certificate"]["theorem3"]["holds"]
-    )
+    assert "without values" in page.facts["signal"]["absent"]
+    assert page.facts["certificate"]["theorem3"]["holds"]
     assert "nothing was measured" in page.sentences["certificate"]
     for part, who in (("gradients", "gradients"), ("alarms", "a pass on the batches")):
         assert f"{who} found '0.weight' and others without values" in page.facts[part]["absent"]
@@ -204,15 +202,9 @@ def test_commands_take_a_model_without_numbers(
         ("{", "not a configuration of a transformers model: .*expected JSON"),
         ("{}", "not a configuration .*model_type"),
         ("[]", "not a configuration .*model_type"),
-        (
-            '{"model_type": "llamma"}',
-            r"llamma.*\(did you mean llama",
-        ),
+        ('{"model_type": "llamma"}', r"llamma.*\(did you mean llama"),
         ('{"model_type": "own", "auto_map": {}}', "name a function"),
-        (
-            json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}),
-            "not a multiple",
-        ),
+        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
         (
             BERT % '["BertModle"]',
             r"architecture 'BertModle', which is not a model.*\(did you mean BertModel",

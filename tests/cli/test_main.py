@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
@@ -84,21 +85,6 @@ class Normed(nn.Module):
 def with_example():
     return Net(), torch.ones(2, 3)
 
-def by_name():
-    return Net(), {"x": torch.ones(2, 3)}
-
-def broken(value):
-    net = Net()
-    with torch.no_grad():
-        net.first.weight[0, 0] = value
-    return net, torch.ones(2, 3)
-
-def with_nan():
-    return broken(float("nan"))
-
-def with_inf():
-    return broken(float("inf"))
-
 def evaluated():
     return Normed().eval(), torch.randn(4, 3)
 
@@ -145,14 +131,6 @@ def console(*words: str, folder: Path, **more: object) -> subprocess.CompletedPr
 # What the commands do
 
 
-def test_verify_prints_a_certificate(folder: Path) -> None:
-    result = run("verify", "nets.py:Net", "--input", "2x3")
-    assert result.exit_code == 0, result.output
-    assert "Theorem 3" in result.stdout
-    assert "holds" in result.stdout
-    assert result.stderr == ""
-
-
 def test_verify_json_on_standard_output_is_json_only(folder: Path) -> None:
     result = run("verify", "nets.py:Chatty", "--input", "2x3", "--json", "-")
     assert result.exit_code == 0, result.output
@@ -173,7 +151,7 @@ def test_verify_json_to_a_file_besides_the_table(folder: Path) -> None:
     (folder / "out.json").write_text("old")
     result = run("verify", "nets:Net", "--input", "2x3", "--json", "out.json")
     assert result.exit_code == 0, result.output
-    assert "Theorem 3" in result.stdout
+    assert "Theorem 3" in result.stdout and "holds" in result.stdout and result.stderr == ""
     assert json.loads((folder / "out.json").read_text())["dimension"] == 22
     assert sorted(os.listdir(folder)) == ["nets.py", "out.json"]
 
@@ -188,20 +166,6 @@ def test_the_same_seed_gives_the_same_certificate(folder: Path) -> None:
     words = ["nets.py:Net", "--input", "2x3", "--rule", "random"]
     assert record_of(*words, "--seed", "5") == record_of(*words, "--seed", "5")
     assert record_of(*words, "--seed", "5") != record_of(*words, "--seed", "6")
-
-
-@pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
-def test_every_rule(folder: Path, rule: str) -> None:
-    assert record_of("nets.py:Net", "--input", "2x3", "--rule", rule)["dimension"] == 22
-
-
-@pytest.mark.parametrize("target", ["with_example", "by_name"])
-def test_inputs_from_the_target(folder: Path, target: str) -> None:
-    assert record_of(f"nets.py:{target}")["dimension"] == 22
-
-
-def test_inputs_of_whole_numbers(folder: Path) -> None:
-    assert record_of("nets.py:Words", "--input", "2x6:int64")["weights"] == 5 * 3 + 3 * 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -236,15 +200,8 @@ def test_norm_eps(folder: Path) -> None:
 
 
 def test_something_failing_is_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    import torch
-
-    model = torch.nn.Linear(2, 2)
-    good = ps.verify(model, torch.ones(1, 2))
-    bad = dataclasses.replace(
-        good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"}
-    )
+    good = ps.verify(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    bad = replace(good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"})
     monkeypatch.setattr("pathspace.verify", lambda *_args, **_options: bad)
     result = run("verify", "nets.py:Net", "--input", "2x3", "--json", "out.json")
     assert result.exit_code == 1
@@ -285,33 +242,17 @@ def test_version() -> None:
     assert run("--version").stdout == f"pathspace {version('pathspace')}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--help"],
-            [
-                "verify",
-                "masks",
-                "TARGET",
-                "path/to/file.py:name",
-                "Exit codes",
-                "--debug",
-                "--version",
-            ],
-        ),
-        (
-            ["verify", "--help"],
-            ["pathspace verify net.py:Net --input 2x3x32x32", "--json", "--norm-eps", "Exit codes"],
-        ),
-        (["masks", "--help"], ["-o masks.safetensors", "--rule", "Exit codes"]),
-        (["masks", "-h"], ["-o masks.safetensors"]),
-    ],
-)
-def test_help_teaches(words: list[str], said: list[str]) -> None:
-    result = run(*words)
+@pytest.mark.parametrize("command", ["", "verify", "masks"])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_teaches(command: str, option: str) -> None:
+    result = run(*command.split(), option)
     assert result.exit_code == 0
-    assert [text for text in said if text not in result.stdout] == []
+    said = {
+        "": ("verify", "masks", "TARGET", "path/to/file.py:name", "--debug", "--version"),
+        "verify": ("pathspace verify net.py:Net --input 2x3x32x32", "--json", "--norm-eps"),
+        "masks": ("-o masks.safetensors", "--rule"),
+    }
+    assert [text for text in (*said[command], "Exit codes") if text not in result.stdout] == []
 
 
 def test_no_command_shows_help() -> None:
@@ -350,12 +291,7 @@ def test_usage_errors(words: list[str], said: str) -> None:
     ("words", "said"),
     [
         (["nets.py"], "has no 'place:name'"),
-        (["nest.py:Net"], "did you mean nets.py"),
-        (["nets:Nut"], "did you mean Net"),
-        (["nets.py:Net"], "give --input once per tensor"),
         (["nets.py:Net", "--input", "2;3"], "The input '2;3' cannot be read"),
-        (["nets.py:Net", "--input", "2x3:flaot32"], "did you mean float32"),
-        (["nets.py:Net", "--input", "2x3", "--input", "2x3"], "too many positional arguments"),
         (["nets.py:Net", "--input", "2x5"], "2x5:float32"),
         (["nets.py:Net", "--input", "2x3:int64"], "2x3:int64"),
         (["nets.py:Words", "--input", "2x6"], "2x6:float32"),
@@ -371,12 +307,6 @@ def test_wrong_input_is_one_sentence_and_harms_no_file(
     assert said in refused(run(*command, *words))
     assert (folder / "out.safetensors").read_text() == "old"
     assert sorted(os.listdir(folder)) == ["nets.py", "out.safetensors"]
-
-
-@pytest.mark.parametrize("target", ["with_nan", "with_inf"])
-def test_weights_that_are_not_finite(folder: Path, target: str) -> None:
-    assert "first.weight" in refused(run("verify", f"nets.py:{target}", "--json", "out.json"))
-    assert not (folder / "out.json").exists()
 
 
 @pytest.mark.parametrize("command", [["verify", "--json"], ["masks", "-o"]])
@@ -556,21 +486,6 @@ def test_own_commands_need_no_extension(
 
 
 @pytest.mark.slow
-def test_the_installed_command_verifies(folder: Path) -> None:
-    done = console("verify", "nets:Net", "--input", "2x3", "--json", "-", folder=folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["dimension"] == 22
-
-
-@pytest.mark.slow
-def test_the_installed_command_refuses(folder: Path) -> None:
-    done = console("verify", "nets:Net", "--input", "2x4", "--json", "out.json", folder=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    one_sentence(done.stderr)
-    assert not (folder / "out.json").exists()
-
-
-@pytest.mark.slow
 def test_a_full_standard_output_is_one_sentence(folder: Path) -> None:
     with open("/dev/full", "w") as full:
         done = console(
@@ -608,13 +523,8 @@ def _listen() -> None:
 @pytest.mark.slow
 def test_control_c_ends_with_130(folder: Path) -> None:
     (folder / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(100)\n")
-    command = [
-        str(Path(sys.executable).with_name("pathspace")),
-        "verify",
-        "slow.py:net",
-        "--json",
-        "out.json",
-    ]
+    words = ["verify", "slow.py:net", "--json", "out.json"]
+    command = [str(Path(sys.executable).with_name("pathspace")), *words]
     # a run in the background inherits an ignored SIGINT, which a terminal would not have
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=folder, preexec_fn=_listen, **pipes) as process:  # type: ignore[call-overload]
@@ -673,68 +583,8 @@ def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
         assert run("masks", "nets.py:with_example", "-o", "private.safetensors").exit_code == 0
     finally:
         os.umask(before)
-    modes = [
-        (folder / name).stat().st_mode & 0o777
-        for name in ("masks.safetensors", "private.safetensors")
-    ]
-    assert modes == [0o644, 0o600]
-
-
-@pytest.mark.parametrize(
-    ("words", "start"),
-    [
-        (("masks",), b'{"__metadata__"'),
-        (("draw",), b"<?xml"),
-        (("report", "--seed", "1"), b"<!DOCTYPE html>"),
-    ],
-)
-def test_a_dash_is_standard_output(
-    folder: Path,
-    words: tuple[str, ...],
-    start: bytes,
-    monkeypatch: pytest.MonkeyPatch,
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    assert call_main(monkeypatch, [*words, "nets.py:with_example", "-o", "-"]) == 0
-    written = capfdbinary.readouterr().out
-    assert written[8 if words == ("masks",) else 0 :].startswith(start)
-    assert sorted(path.name for path in folder.iterdir()) == ["nets.py"]
-
-
-def test_a_name_that_promises_another_format_is_refused(folder: Path) -> None:
-    from pathspace.diagnostics import cli as more
-
-    app = typer.Typer()
-    more.register(app)
-    result = CliRunner().invoke(app, ["report", "nets.py:with_example", "-o", "page.pdf"])
-    assert "expected a name ending in .html" in str(result.exception)
-    assert "expected a name ending in .svg" in refused(
-        run("draw", "nets.py:with_example", "-o", "graph.html")
-    )
-
-
-@pytest.mark.parametrize("command", ["masks", "draw", "explain"])
-def test_weights_that_are_no_numbers_are_marked(folder: Path, command: str) -> None:
-    result = run(
-        command,
-        "nets.py:with_nan",
-        *(
-            ()
-            if command == "explain"
-            else ("-o", f"out.{'svg' * (command == 'draw') or 'safetensors'}")
-        ),
-    )
-    assert result.exit_code == 0
-    assert result.stderr.startswith(
-        "Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite"
-    )
-
-
-def test_what_is_no_proof_is_bad_input(folder: Path) -> None:
-    (folder / "noise").write_bytes(bytes(range(255, 128, -1)))
-    assert "found no JSON in 'noise'" in refused(run("check", "noise"))
-    assert "found the folder '.', expected a file" in refused(run("check", "."))
-    assert "found no file 'absent'" in refused(run("check", "absent"))
+    for name, mode in (("masks", 0o644), ("private", 0o600)):
+        assert (folder / f"{name}.safetensors").stat().st_mode & 0o777 == mode
 
 
 def test_a_proof_that_cannot_be_read_through_is_rejected(folder: Path) -> None:

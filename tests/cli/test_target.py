@@ -279,14 +279,8 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
         ("nets:wrong_example", "type int as example inputs: return a tensor"),
         ("nets:wrong_keys", "type dict as example inputs: return a tensor"),
         ("nets:wrong_name", "Pair.forward takes (a, b=None) (got an unexpected keyword"),
-        (
-            "nets:Net",
-            "Net.forward takes (x) (the target has no example inputs): give",
-        ),
-        (
-            "nets:build",
-            "Net.forward takes (x) (the target has no example inputs): give",
-        ),
+        ("nets:Net", "Net.forward takes (x) (the target has no example inputs): give"),
+        ("nets:build", "Net.forward takes (x) (the target has no example inputs): give"),
         ("nets:pair", "Pair.forward takes (a, b=None) (the target has no"),
     ],
 )
@@ -311,11 +305,7 @@ def line_of(text: str, source: str = NETS) -> int:
     ("name", "said", "line"),
     [
         ("Broken", "failed when it was called, TypeError (", 'nn.Linear(3, "four")'),
-        (
-            "fails",
-            "failed when it was called, IndexError (list index out of range)",
-            "[][0]",
-        ),
+        ("fails", "failed when it was called, IndexError (list index out of range)", "[][0]"),
         ("leaves", "failed when it was called, SystemExit (3)", "SystemExit(3)"),
         ("fails_with_a_book", "RuntimeError (first line second line word", "first line"),
     ],
@@ -336,16 +326,10 @@ def test_exceptions_of_the_users_code_name_its_line(
     [
         ("def f(:\n", "bad_net.py:1"),
         ("x = 1\n  y = 2\n", "bad_net.py:2"),
-        (
-            "\nimport no_such_thing\n",
-            "bad_net.py:2",
-        ),
+        ("\nimport no_such_thing\n", "bad_net.py:2"),
         ("from torch import no_such_thing\n", "ImportError (cannot import name 'no_such_thing'"),
         ("\n\n1 / 0\n", "bad_net.py:3"),
-        (
-            "import sys\nsys.exit(1)\n",
-            "bad_net.py:2: put what only a script",
-        ),
+        ("import sys\nsys.exit(1)\n", "bad_net.py:2: put what only a script"),
         ("import helper\n", "helper.py:2"),
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", "bad_net.py:2"),
     ],

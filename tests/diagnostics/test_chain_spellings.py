@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,23 +16,17 @@ from pathspace.errors import UnsupportedError
 from pathspace.training import penalise_
 
 
-class Written(nn.Module):
+def written(forward: Callable[[Any, Tensor], Any]) -> nn.Module:
     """A block whose forward is a function of the module and its input."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.f, self.g, self.h = (nn.Linear(4, 4) for _ in range(3))
-        self.share, self.written = nn.Parameter(torch.rand(4)), forward
-
-    def forward(self, x: Tensor) -> Any:
-        return self.written(self, x)
+    f, g, h = (nn.Linear(4, 4) for _ in range(3))
+    return network(forward, f=f, g=g, h=h, share=nn.Parameter(torch.rand(4)))
 
 
-def block(m: Written, x: Tensor) -> Tensor:
+def block(m: Any, x: Tensor) -> Tensor:
     return m.g(torch.relu(m.f(x)))
 
 
-def gate(m: Written) -> Tensor:
+def gate(m: Any) -> Tensor:
     return m.share.sigmoid()
 
 
@@ -55,10 +50,9 @@ SEVERAL: dict[str, Callable[[Any, Tensor], Tensor]] = {
 def test_a_step_between_stream_and_branch_is_a_node_in_every_spelling(
     forms: dict[str, Any], how: str
 ) -> None:
-    torch.manual_seed(0)
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     first, second = (
-        nn.Sequential(*(Written(forms[name]) for _ in range(3))) for name in ("difference", how)
+        nn.Sequential(*(written(forms[name]) for _ in range(3))) for name in ("difference", how)
     )
     second.load_state_dict(first.state_dict())
     assert torch.allclose(first(x), second(x), atol=1e-6)
@@ -71,9 +65,8 @@ def test_a_step_between_stream_and_branch_is_a_node_in_every_spelling(
 
 
 def test_the_penalty_of_an_interpolation_is_that_of_its_direction() -> None:
-    torch.manual_seed(0)
     x, tau = torch.randn(8, 4), 0.1
-    model = nn.Sequential(*(Written(BETWEEN["function"]) for _ in range(2)))
+    model = nn.Sequential(*(written(BETWEEN["function"]) for _ in range(2)))
     value, penalty, total = x, torch.zeros(()), torch.zeros(())
     for layer in model:
         direction = gate(layer) * (block(layer, value) - value)
@@ -103,15 +96,14 @@ SHIFTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("how", SHIFTS)
 def test_a_stream_mixed_with_its_own_copy_is_not_a_node(how: str) -> None:
-    torch.manual_seed(0)
     mixed = nn.Sequential(
-        *(Written(lambda m, x: x + block(m, SHIFTS[how](m, x))) for _ in range(2))
+        *(written(lambda m, x: x + block(m, SHIFTS[how](m, x))) for _ in range(2))
     )
     assert len(MarkovChain.trace(mixed, torch.randn(2, 5, 4))) == 2
-    assert len(MarkovChain.trace(Written(SHIFTS[how]), torch.randn(2, 5, 4))) == 0
+    assert len(MarkovChain.trace(written(SHIFTS[how]), torch.randn(2, 5, 4))) == 0
 
 
-def attends(m: Written, x: Tensor, rows: Any) -> Tensor:
+def attends(m: Any, x: Tensor, rows: Any) -> Tensor:
     y = F.layer_norm(x, (4,))
     scores = m.f(y[:, rows]) @ m.g(y).transpose(1, 2)
     return m.h(scores.softmax(-1) @ y)
@@ -119,17 +111,16 @@ def attends(m: Written, x: Tensor, rows: Any) -> Tensor:
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(4, 5), slice(-1, None)])
 def test_one_position_that_asks_all_others_is_a_stream(rows: slice) -> None:
-    torch.manual_seed(0)
-    one = Written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
+    one = written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
     assert [node.kind for node in MarkovChain.trace(one, torch.randn(2, 5, 4)).nodes] == [
         "identity"
     ]
     # a position that others alone speak to is an input
-    other = Written(lambda m, x: (x[:, rows] + attends(m, x, slice(1, 2)))[:, 0])
+    other = written(lambda m, x: (x[:, rows] + attends(m, x, slice(1, 2)))[:, 0])
     assert len(MarkovChain.trace(other, torch.randn(2, 5, 4))) == 0
 
 
-def dropped_last(m: Written, x: Tensor) -> Tensor:
+def dropped_last(m: Any, x: Tensor) -> Tensor:
     y = 0 * x
     for _ in range(3):
         h = torch.relu(m.f(x))
@@ -137,14 +128,14 @@ def dropped_last(m: Written, x: Tensor) -> Tensor:
     return y
 
 
-def dropped_first(m: Written, x: Tensor) -> Tensor:
+def dropped_first(m: Any, x: Tensor) -> Tensor:
     for number in range(3):
         other = x + m.f(x).relu()
         x = x + m.g(x).relu() if number < 2 else other
     return x
 
 
-def looked_at(m: Written, x: Tensor) -> Tensor:
+def looked_at(m: Any, x: Tensor) -> Tensor:
     assert (x + m.f(x)).shape == x.shape
     return x + m.g(x)
 
@@ -156,8 +147,7 @@ def looked_at(m: Written, x: Tensor) -> Tensor:
 def test_additions_that_no_output_needs_are_left_out(
     forward: Any, nodes: int, frozen: bool
 ) -> None:
-    torch.manual_seed(0)
-    x, model = torch.randn(4, 4), Written(forward)
+    x, model = torch.randn(4, 4), written(forward)
     model.requires_grad_(not frozen)
     chain = MarkovChain.trace(model, x)
     assert len(chain) == nodes
@@ -169,6 +159,6 @@ def test_additions_that_no_output_needs_are_left_out(
 
 
 def test_a_model_that_adds_more_when_it_runs_is_refused_in_both_ways() -> None:
-    used = Written(lambda m, x: x + m.f(x) + (m.g(x) if type(x) is Tensor else 0))
+    used = written(lambda m, x: x + m.f(x) + (m.g(x) if type(x) is Tensor else 0))
     with pytest.raises(UnsupportedError, match="2 additions"):
         MarkovChain.trace(used, torch.ones(2, 4))

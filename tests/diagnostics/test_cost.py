@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import nn
 from torch.nn import functional as F
 
@@ -65,18 +67,12 @@ def test_convolutions_by_hand() -> None:
 
 
 def test_attention_and_recurrence() -> None:
-    torch.manual_seed(0)
 
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = nn.Linear(8, 8, bias=False)
+    def attention(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(net.q(x) @ x.transpose(1, 2), -1) @ x
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q = self.q(x)
-            return torch.softmax(q @ x.transpose(1, 2), -1) @ x
-
-    found = cost(Attention(), torch.randn(2, 5, 8))
+    model = network(attention, q=nn.Linear(8, 8, bias=False))
+    found = cost(model, torch.randn(2, 5, 8))
     assert found.forward == 2 * 5 * 8 * 8 + 2 * (2 * 5 * 5 * 8)
     rnn = nn.RNN(3, 4, bias=False)
     found = cost(rnn, torch.randn(6, 2, 3))
@@ -84,30 +80,14 @@ def test_attention_and_recurrence() -> None:
 
 
 def test_functional_models_and_time() -> None:
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(F.relu(self.a(x), inplace=True))
-
-    model, x = Functional(), torch.randn(7, 3)
+    model = network(
+        lambda net, x: net.b(F.relu(net.a(x), inplace=True)), a=nn.Linear(3, 5), b=nn.Linear(5, 2)
+    )
+    x = torch.randn(7, 3)
     found = cost(model, x, repeats=2)
     assert found.forward == 7 * (15 + 10) and found.activations == 35 and (found.seconds or 0) > 0
     assert found.bytes == 4 * (2 * found.parameters + found.saved)
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_proposals_side_by_side() -> None:
-    # two hidden layers and more: at equal parameters widening caches fewer floats, the
-    # other way round than with one
-    n = 40
-    deeper = chain(6, n, n, n, 6)
-    wide = round(n + n * n / (2 * n * 1.3))
-    x = torch.randn(1, 6)
-    one, other = cost(deeper, x), cost(chain(6, wide, wide, 6), x)
-    assert abs(other.parameters / one.parameters - 1) < 0.1 and other.cached < one.cached
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
@@ -124,14 +104,8 @@ def test_recurrent_layers_are_counted_step_by_step(kind: str) -> None:
 
 def test_fused_attention_is_counted() -> None:
     """Two products of T x T x D a head, whichever kernel makes them."""
-    q = nn.Parameter(torch.randn(2, 3, 7, 4))
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q = q
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(self.q, x, x)
-
-    assert cost(Attention(), torch.randn(2, 3, 7, 4)).forward == 2 * 2 * 3 * 7 * 7 * 4
+    attention = network(
+        lambda net, x: F.scaled_dot_product_attention(net.q, x, x),
+        q=nn.Parameter(torch.randn(2, 3, 7, 4)),
+    )
+    assert cost(attention, torch.randn(2, 3, 7, 4)).forward == 2 * 2 * 3 * 7 * 7 * 4

@@ -33,10 +33,8 @@ class Loop(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.into, self.hidden = (
-            nn.Linear(width, width, bias=False),
-            nn.Linear(width, width, bias=False),
-        )
+        self.into = nn.Linear(width, width, bias=False)
+        self.hidden = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.zeros_like(x[0])
@@ -60,7 +58,6 @@ def impulse(width: int, steps: int, batch: int = 2, size: float = 1.0) -> torch.
 def test_relu_mlp_at_width_256(
     act: type[nn.Module], size: float, edge: float, low: float, high: float
 ) -> None:
-    torch.manual_seed(0)
     x = size * torch.randn(4, 256)
     found = page.critical_point(mlp(256, 50, act), x, low, high, draws=3, directions=1)
     assert found.value == pytest.approx(edge, rel=0.02)
@@ -68,18 +65,7 @@ def test_relu_mlp_at_width_256(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scale", "bias"), [(0.8, 0.0), (2.0, 0.0), (1.1, 0.3), (1.7, 0.3)])
-def test_tanh_exponents_on_both_sides(scale: float, bias: float) -> None:
-    torch.manual_seed(0)
-    model, x = mlp(200, 50, nn.Tanh, bias=True), torch.randn(4, 200)
-    found = page.mean_exponent(model, scale, x, bias=bias, draws=3, directions=1)
-    assert found.value == pytest.approx(page.theory(torch.tanh, scale, bias), abs=0.02)
-    assert (found.value > 0) == (scale > page.critical_scale(torch.tanh, bias))
-
-
-@pytest.mark.slow
 def test_residual_nets_have_no_ordered_phase() -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(*[Block(128) for _ in range(24)]), torch.randn(4, 128)
 
     def exponent(scale: float, seed: int) -> float:
@@ -100,18 +86,6 @@ def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
     assert found.interval()[1] < 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "edge", "slack"), [("tanh", 1.0, 0.06), ("relu", math.sqrt(2), 0.12)]
-)
-def test_critical_scales_of_rnns(kind: str, edge: float, slack: float) -> None:
-    rnn = nn.RNN(128, 128, bias=False, nonlinearity=kind)  # type: ignore[arg-type]
-    options = {"pattern": "weight_hh*", "draws": 4, "directions": 1, "at": 0}
-    x = impulse(128, 120, size=1e-6)
-    found = page.critical_point(rnn, x, 0.7, 2.2, tolerance=0.02, **options)
-    assert found.value == pytest.approx(edge, abs=slack)
-
-
 def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:
     width, steps = 100, 120
     loop = page.redraw(Loop(width), 1.3, pattern="hidden.weight", seed=2)
@@ -129,7 +103,6 @@ def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:
 
 
 def test_explicit_products_of_jacobians() -> None:
-    torch.manual_seed(0)
     model, x = mlp(12, 6, nn.Tanh).double().requires_grad_(False), torch.randn(1, 12).double()
     found = page.perturbed(model, x, directions=1, seed=3)
     u = torch.randn(1, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from slow_names import slow_names
 from torch import Tensor, nn
 from zoo import load
@@ -96,88 +97,65 @@ def test_train_mode_finds_the_same_nodes() -> None:
 
 
 def test_sentences() -> None:
-    class Joins(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x, self.f(x)], 1)
-
-    x = torch.ones(2, 3)
-    assert (
-        MarkovChain.trace(Joins(), x)
-        .sentence()
-        .endswith("by concatenation (1 time), and adds none.")
-    )
+    joins = traced(lambda m, x: torch.cat([x, m.f(x)], 1))
+    assert joins.sentence().endswith("by concatenation (1 time), and adds none.")
     both = traced(lambda m, x: torch.cat([m.f(x).sigmoid() * x + m.g(x).tanh(), x], 1))
     assert both.sentence().endswith(
         "(1 time), and no addition joins a stream and a branch computed from it."
     )
     assert "of 1 node (" in traced(lambda m, x: x + m.f(x)).sentence()
     vgg = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
-    chain = MarkovChain.trace(vgg, x)
+    chain = MarkovChain.trace(vgg, torch.ones(2, 3))
     assert len(chain) == 0 and chain.sentence().startswith("Sequential is not a Markov chain")
     with pytest.raises(InputTypeError):
-        MarkovChain.trace("model", x)  # type: ignore[arg-type]
+        MarkovChain.trace("model", torch.ones(2, 3))  # type: ignore[arg-type]
 
 
-class Written(nn.Module):
-    """A forward written as a function of the module and its input, with four
-    layers of width 4 to use.
-    """
-
-    def __init__(self, forward: Callable[[Written, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.f, self.g, self.h, self.k = (nn.Linear(4, 4) for _ in range(4))
-        self.small, self.valid, self.down = (
-            nn.Linear(2, 2),
-            nn.Conv2d(3, 3, 3),
-            nn.Conv2d(3, 3, 3, 2, 1),
-        )
-        self.same = nn.Conv2d(3, 3, 3, 1, 1)
-        self.written = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.written(self, x)
+def written(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    """A forward pass of layers, most of them of width 4."""
+    f, g, h, k = (nn.Linear(4, 4) for _ in range(4))
+    return network(
+        forward, f=f, g=g, h=h, k=k, small=nn.Linear(2, 2), table=nn.Parameter(torch.randn(4)),
+        valid=nn.Conv2d(3, 3, 3), down=nn.Conv2d(3, 3, 3, 2, 1), same=nn.Conv2d(3, 3, 3, 1, 1),
+    )  # fmt: skip
 
 
 def traced(forward: Callable[[Any, Tensor], Tensor], x: Tensor | None = None) -> MarkovChain:
-    return MarkovChain.trace(Written(forward).eval(), torch.randn(3, 4) if x is None else x)
+    return MarkovChain.trace(written(forward).eval(), torch.randn(3, 4) if x is None else x)
 
 
-def elman(m: Written, x: Tensor) -> Tensor:
+def elman(m: Any, x: Tensor) -> Tensor:
     h = torch.zeros_like(x)
     for _ in range(4):
         h = (m.f(h) + m.g(x)).tanh()
     return h
 
 
-def residual_elman(m: Written, x: Tensor) -> Tensor:
+def residual_elman(m: Any, x: Tensor) -> Tensor:
     h = torch.zeros_like(x)
     for _ in range(4):
         h = h + m.h((m.f(h) + m.g(x)).tanh())
     return h
 
 
-def read_again(m: Written, x: Tensor) -> Tensor:
+def read_again(m: Any, x: Tensor) -> Tensor:
     h = m.k(x).tanh()
     return h + m.h((m.f(h) + m.g(x)).tanh())
 
 
-def narrowed(m: Written, x: Tensor) -> Tensor:
+def narrowed(m: Any, x: Tensor) -> Tensor:
     h = m.f(x)
     return x + m.h((h + m.k(m.g(x).relu())).tanh())
 
 
-def started_elman(m: Written, x: Tensor) -> Tensor:
+def started_elman(m: Any, x: Tensor) -> Tensor:
     h = m.k(x.mean(1)).tanh()
     for t in range(3):
         h = (m.f(h).tanh() + x[:, t]).tanh()
     return h
 
 
-def lifting(m: Written, x: Tensor) -> Tensor:
+def lifting(m: Any, x: Tensor) -> Tensor:
     return x[:, 1::2] + m.small(m.small(x[:, ::2]).relu())
 
 
@@ -237,25 +215,19 @@ def test_sums_made_by_one_operation_are_listed(forward: Any, reason: str) -> Non
     assert len(chain) == 0 and [reason in item.reason for item in chain.dismissed] == [True]
 
 
-class Odd(nn.Module):
-    """Additions of many kinds; only the one named last is a node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f, self.g, self.table = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.randn(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.table
-        a, b = self.f(x).chunk(2, -1)
-        y = torch.cat([a + self.g(torch.cat([b, b], -1))[..., :2].tanh(), b], -1)
-        y = self.f(y).tanh() + self.g(y).tanh()
-        y = y + 0.5 * y.pow(3)
-        y = y + y.mean(0, keepdim=True)
-        return y + self.g(y)
+def odd(m: Any, x: Tensor) -> Tensor:
+    """Additions of many kinds; only the last one is a node."""
+    x = x + m.table
+    a, b = m.f(x).chunk(2, -1)
+    y = torch.cat([a + m.g(torch.cat([b, b], -1))[..., :2].tanh(), b], -1)
+    y = m.f(y).tanh() + m.g(y).tanh()
+    y = y + 0.5 * y.pow(3)
+    y = y + y.mean(0, keepdim=True)
+    return y + m.g(y)
 
 
 def test_reasons() -> None:
-    chain = MarkovChain.trace(Odd(), torch.randn(3, 4))
+    chain = traced(odd)
     assert [(node.name, node.kind) for node in chain.nodes] == [("g", "identity")]
     reasons = " | ".join(item.reason for item in chain.dismissed)
     for part in ("does not depend on the input", "side by side", "different parts of a split",
@@ -263,116 +235,46 @@ def test_reasons() -> None:
         assert part in reasons
 
 
+def adding(**branch: nn.Module) -> nn.Module:
+    """A branch, which has a name, added to its input."""
+    ((name, module),) = branch.items()
+    return network(lambda net, x: x + getattr(net, name)(x), **{name: module})
+
+
 @pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
 @pytest.mark.parametrize("size", [3, 4, 16])
 def test_a_margin_around_a_small_image_is_no_resolution(
     pad: Callable[[int], nn.Module], size: int
 ) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch = nn.Sequential(pad(2), nn.Conv2d(2, 2, 5), nn.ReLU(), nn.Conv2d(2, 2, 1))
+    def block() -> nn.Module:
+        branch = nn.Sequential(pad(2), nn.Conv2d(2, 2, 5), nn.ReLU(), nn.Conv2d(2, 2, 1))
+        return adding(branch=branch)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.branch(x)
-
-    chain = MarkovChain.trace(nn.Sequential(Block(), Block()), torch.randn(1, 2, size, size))
+    chain = MarkovChain.trace(nn.Sequential(block(), block()), torch.randn(1, 2, size, size))
     assert [node.name for node in chain.nodes] == ["0.branch", "1.branch"]
 
 
 def test_additive_unet_is_a_long_skip() -> None:
-    class Long(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.down, self.up = nn.Conv2d(2, 2, 2, 2), nn.ConvTranspose2d(2, 2, 2, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.up(self.down(x).relu())
-
-    chain = MarkovChain.trace(Long(), torch.randn(1, 2, 8, 8))
+    layers = nn.Conv2d(2, 2, 2, 2), nn.ReLU(), nn.ConvTranspose2d(2, 2, 2, 2)
+    chain = MarkovChain.trace(adding(f=nn.Sequential(*layers)), torch.randn(1, 2, 8, 8))
     assert len(chain) == 0 and "across resolutions" in chain.dismissed[0].reason
 
 
 def test_nodes_inside_a_branch_are_named() -> None:
-    class Inner(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.f(x)
-
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(Inner(), Inner())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.body(x)
-
-    chain = MarkovChain.trace(Outer(), torch.ones(2, 3))
+    inner = nn.Sequential(*(adding(f=nn.Linear(3, 3)) for _ in range(2)))
+    chain = MarkovChain.trace(adding(body=inner), torch.ones(2, 3))
     assert [node.name for node in chain.nodes][:2] == ["body.0.f", "body.1.f"]
     assert chain.nodes[2].encloses == ("body.0.f", "body.1.f")
 
 
 def test_shared_modules_and_sequence_first_batches() -> None:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.TransformerEncoderLayer(4, 2, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x))
-
-    class First(Shared):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.transpose(0, 1)).transpose(0, 1)
-
-    chain = MarkovChain.trace(First().eval(), torch.randn(2, 6, 4))
+    shared = network(
+        lambda net, x: net.layer(net.layer(x.transpose(0, 1))).transpose(0, 1),
+        layer=nn.TransformerEncoderLayer(4, 2, 8),
+    )
+    chain = MarkovChain.trace(shared.eval(), torch.randn(2, 6, 4))
     assert [node.name for node in chain.nodes][2:] == ["layer.self_attn@2", "layer.linear2@2"]
     assert [place.dim for place in chain.samples()] == [1, 1, 1, 1]
-
-
-def test_a_model_that_runs_differently_is_refused() -> None:
-    class Fickle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x + self.f(x)
-            # (a trace runs on tensors without values)
-            return x + self.f(x) if type(x) is Tensor else x
-
-    with pytest.raises(UnsupportedError, match="2 additions"):
-        MarkovChain.trace(Fickle(), torch.ones(2, 3))
-
-
-def test_checkpointing_is_left_as_it_was() -> None:
-    from torch.utils import checkpoint
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch = nn.Linear(3, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + checkpoint.checkpoint(self.branch, x, use_reentrant=False)
-
-    def state() -> tuple[object, object]:
-        return (
-            checkpoint._checkpoint_without_reentrant_generator,
-            checkpoint.CheckpointFunction.__dict__.get("apply"),
-        )
-
-    before, model, x = state(), Net(), torch.randn(2, 3)
-    chain = MarkovChain.trace(model, x)
-    assert state() == before
-    chain.observe(lambda y, _: y.square().mean(), x, None)
-    assert state() == before
-    with pytest.raises(RuntimeError), chain.watch() as _:
-        model(torch.randn(2, 4))
-    assert state() == before
 
 
 def test_models_without_values_are_refused_in_words() -> None:
@@ -391,27 +293,20 @@ def test_the_dimensions_of_samples_are_found_once() -> None:
     layer.register_forward_hook(lambda *_: runs.append(1))
     records = [chain.observe(nn.functional.mse_loss, x[:2], torch.zeros(2, 5, 8)) for _ in range(2)]
     assert len(runs) == 3 and torch.equal(records[0].cosines, records[1].cosines)
-    assert (
-        [place.dim for place in chain.samples(0)] == [0, 0]
-        and [place.dim for place in chain.samples(1)] == [1, 1]
-        and len(runs) == 4
-    )
+    assert [place.dim for place in chain.samples(0)] == [0, 0]
+    assert [place.dim for place in chain.samples(1)] == [1, 1]
+    assert len(runs) == 4
 
 
 @pytest.mark.slow
 def test_a_compiled_model_has_the_chain_of_its_module() -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(3, 3)
+    def block() -> nn.Module:
+        return adding(f=nn.Linear(3, 3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.f(x)
-
-    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 3)
+    model, x = nn.Sequential(block(), block()), torch.randn(2, 3)
     chain = MarkovChain.trace(torch.compile(model), x)
     assert [node.name for node in chain.nodes] == ["0.f", "1.f"]
     chain.observe(nn.functional.mse_loss, x, torch.zeros(2, 3))
-    inside = nn.Sequential(Block(), torch.compile(Block()))
+    inside = nn.Sequential(block(), torch.compile(block()))
     with pytest.raises(UnsupportedError, match="before its blocks are compiled"):
         MarkovChain.trace(inside, x)

@@ -64,9 +64,8 @@ def test_table_and_json(model: Path, tmp_path: Path) -> None:
     assert [node["name"] for node in found["nodes"]] == ["0.branch", "1.branch", "2.branch"]
     assert -1 <= found["nodes"][0]["cosine_mean"] <= 1
     signal = found["signal"]
-    assert [row["layer"] for row in signal][-1] == "3" and all(
-        row["variance"] > 0 for row in signal
-    )
+    assert [row["layer"] for row in signal][-1] == "3"
+    assert all(row["variance"] > 0 for row in signal)
     assert "Signal by depth" in text and all(row["layer"] in text for row in signal)
     code, text = run(f"{model}:chain", "--json", "-")
     assert code == 0 and json.loads(text) == found
@@ -85,16 +84,15 @@ def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
     assert "after one small step of gradient descent, 2 nodes without a direction now point" in text
     code, text = run(f"{model}:silent", "--json", "-")
     found = json.loads(text)
-    assert (
-        code == 0 and found["first_steps"] == 1 and len(found["first_cosines"]) == found["length"]
-    )
+    assert code == 0
+    assert found["first_steps"] == 1
+    assert len(found["first_cosines"]) == found["length"]
     code, text = run(f"{model}:silent")
     assert code == 0 and "nothing can be said of their directions" in text and "nan" not in text
     assert "after one small step" in text
 
 
 def test_first_steps_are_the_gradient_written_out() -> None:
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
     ).double()
@@ -116,17 +114,6 @@ def test_first_steps_are_the_gradient_written_out() -> None:
     nn.init.zeros_(model[1].weight)
     chain = MarkovChain.trace(model, x)
     found = first_steps(chain, chain.observe(F.mse_loss, x, y), F.mse_loss, [(x, y)])
-    assert (
-        found is not None
-        and found.steps == 2
-        and all(value == value for value in found.cosines.values())
-    )
-
-
-def test_bad_input(model: Path, tmp_path: Path) -> None:
-    for words, part in (
-        ((f"{model}:nothing",), "There is no 'nothing'"),
-        ((f"{model}:chain", "--input", "2x5"), "Sequential"),
-    ):
-        code, text = run(*words)
-        assert code == 2 and part in text and "Traceback" not in text
+    assert found is not None
+    assert found.steps == 2
+    assert all(value == value for value in found.cosines.values())

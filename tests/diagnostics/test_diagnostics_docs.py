@@ -1,36 +1,17 @@
-"""Every Python block of the page on Markov chains runs, and prints what stands below it."""
+"""The page of the statements on Markov chains has the figures of its run."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
 from pathlib import Path
 
 import pytest
-import torch
 from benchmarks import markov_run
-from benchmarks.figures import DOCS, load, shows
+from benchmarks.figures import load, shows
 from benchmarks.markov import NAME, PAGE, render
 from benchmarks.markov_run import NETWORKS, TAUS
 from torch.utils._pytree import tree_leaves
 
 from pathspace.training.experiments.tasks.digits import image_splits
-
-BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
-
-
-def test_the_blocks_run() -> None:
-    blocks = BLOCK.findall((DOCS / "markov-chain.md").read_text())
-    assert blocks
-    space: dict[str, object] = {"__name__": "page"}
-    torch.manual_seed(0)
-    for code, expected in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, "markov-chain", "exec"), space)
-        if expected:
-            assert printed.getvalue() == expected
 
 
 def test_the_figures_of_the_claims_are_those_of_the_run() -> None:

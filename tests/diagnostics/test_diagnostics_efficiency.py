@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cases import network, recomputed
 from notebook import notebook
 from processes import two_processes
 from torch import Tensor, nn
@@ -75,7 +77,6 @@ class SharedAdd(nn.Module):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_other_calls_of_the_adding_module_are_not_measured(first: bool) -> None:
-    torch.manual_seed(0)
     model, x = SharedAdd(first).double(), torch.randn(5, 4, dtype=torch.float64)
     record = MarkovChain.trace(model, x).observe(lambda y, _: y.square().sum(), x, None)
     loss = model(x).square().sum()
@@ -84,14 +85,12 @@ def test_other_calls_of_the_adding_module_are_not_measured(first: bool) -> None:
     assert torch.allclose(record.cosines, wanted[None], atol=1e-12)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.inner = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return self.inner(y, y, y)[0]
+def attention() -> nn.Module:
+    return network(
+        lambda net, x: net.inner(*3 * [net.norm(x)])[0],
+        norm=nn.LayerNorm(8),
+        inner=nn.MultiheadAttention(8, 2, batch_first=True),
+    )
 
 
 def build(kind: str) -> tuple[Residuals, Tensor]:
@@ -100,10 +99,8 @@ def build(kind: str) -> tuple[Residuals, Tensor]:
         blocks: list[nn.Module] = [
             nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(4)
         ]
-        model, x = (
-            Residuals(nn.Linear(3, 6), blocks, nn.Linear(6, 2), kind == "mlp_in_place"),
-            torch.randn(6, 3),
-        )
+        model = Residuals(nn.Linear(3, 6), blocks, nn.Linear(6, 2), kind == "mlp_in_place")
+        x = torch.randn(6, 3)
     elif kind == "cnn":
         blocks = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(3)]
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -111,10 +108,8 @@ def build(kind: str) -> tuple[Residuals, Tensor]:
     else:
         mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
         head = nn.Sequential(nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 2))
-        model, x = (
-            Residuals(nn.Linear(3, 8), [Attention(), mlp, Attention()], head),
-            torch.randn(6, 5, 3),
-        )
+        model = Residuals(nn.Linear(3, 8), [attention(), mlp, attention()], head)
+        x = torch.randn(6, 5, 3)
     return model.double(), x.double()
 
 
@@ -204,21 +199,12 @@ def test_invariance(kind: str) -> None:
     assert torch.allclose(single.cosines, whole.cosines, rtol=0, atol=1e-4)
 
 
-def test_observing_changes_nothing() -> None:
+def test_a_record_is_a_table_that_stays() -> None:
     model, x = build("cnn")
-    model.train()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    chain = MarkovChain.trace(model, x)
-    state = torch.get_rng_state()
-    record = chain.observe(mean_loss, x, torch.zeros(6, 2, dtype=torch.float64))
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    record = MarkovChain.trace(model, x).observe(mean_loss, x, torch.zeros(6, 2).double())
     assert torch._C._len_torch_function_stack() == 0
     assert record.quantiles().shape == (5, 3) and 0 <= record.convex_share <= 1
-    text = record.to_dict()
-    assert [node["name"] for node in text["nodes"]] == list(record.names)
+    assert [node["name"] for node in record.to_dict()["nodes"]] == list(record.names)
     with pytest.raises(AttributeError):
         record.names = ()  # type: ignore[misc]
 
@@ -264,7 +250,7 @@ def test_watch_removes_its_hooks_after_an_exception() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with pytest.raises(RuntimeError), chain.watch():
         model(torch.ones(2, 9, dtype=torch.float64))
-    assert torch._C._len_torch_function_stack() == 0
+    assert torch._C._len_torch_function_stack() == 0 and RUNNING == []
 
 
 def test_watch_sometimes_and_without_backward() -> None:
@@ -341,20 +327,10 @@ def test_data_parallel(tmp_path: Path) -> None:
     assert torch.allclose(got, want, rtol=0, atol=1e-12)
 
 
-class Scaled(nn.Module):
-    """One block whose branch is added with a factor."""
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.block, self.alpha = nn.Linear(4, 4), alpha
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.add(x, self.block(x), alpha=self.alpha)
-
-
 @pytest.mark.parametrize("alpha", [0.5, -2.0])
 def test_a_direction_is_what_is_added_with_its_factor(alpha: float) -> None:
-    model, x, y = Scaled(alpha).double(), torch.randn(3, 4).double(), torch.randn(3, 4).double()
+    model = network(lambda net, x: torch.add(x, net.block(x), alpha=alpha), block=nn.Linear(4, 4))
+    model, x, y = model.double(), torch.randn(3, 4).double(), torch.randn(3, 4).double()
     found = observe(
         MarkovChain.trace(model, x), lambda out, target: (out - target).square().sum(1), x, y
     )
@@ -395,7 +371,6 @@ def cubes(y: Tensor, _: object) -> Tensor:
 @pytest.mark.parametrize("steps", [4, 6])
 @pytest.mark.parametrize("order", ["samples outside", "steps outside", "windows outside"])
 def test_samples_merged_with_steps(order: str, steps: int, samples: int) -> None:
-    torch.manual_seed(0)
     model = Merged(order).double()
     chain = MarkovChain.trace(model, torch.randn(samples, 4, 4, dtype=torch.float64))
     x = torch.randn(5, steps, 4, dtype=torch.float64)
@@ -443,36 +418,24 @@ LAST_LAYERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_gauge_of_a_direction_that_is_read_elsewhere(elsewhere: bool) -> None:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = nn.Linear(4, 4)
+    def block(net: Any, x: Tensor) -> Tensor:
+        z = net.f(x)
+        y = x + z.view(z.shape)
+        return y * z if elsewhere else y.sin()
 
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.f(x)
-            y = x + z.view(z.shape)
-            return y * z if elsewhere else y.sin()
-
-    x = torch.randn(5, 4)
-    record = MarkovChain.trace(Block(), x).observe(cubes, x, None)
+    model, x = network(block, f=nn.Linear(4, 4)), torch.randn(5, 4)
+    record = MarkovChain.trace(model, x).observe(cubes, x, None)
     assert bool(record.gauge.isnan()) == elsewhere
 
 
 @pytest.mark.parametrize("last", LAST_LAYERS)
 def test_gauge_of_every_last_layer(last: str) -> None:
-    torch.manual_seed(0)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f, self.t = nn.Linear(4, 4), nn.Parameter(torch.tensor(2.0))
-            self.p, self.q = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
-            self.g, self.r = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + LAST_LAYERS[last](self, self.f(x).tanh())
-
-    model, x = Block(), torch.randn(5, 4)
+    p, q, g, r = (nn.Parameter(torch.randn(size)) for size in ((4, 4), (4, 4), 4, 4))
+    model = network(
+        lambda net, x: x + LAST_LAYERS[last](net, net.f(x).tanh()),
+        f=nn.Linear(4, 4), t=nn.Parameter(torch.tensor(2.0)), p=p, q=q, g=g, r=r,
+    )  # fmt: skip
+    x = torch.randn(5, 4)
     record = MarkovChain.trace(model, x).observe(cubes, x, None)
     # it is known, and then that of its definition, or it is not known
     known = ("numerator", "one after another", "scaled", "norm", "linear")
@@ -481,22 +444,16 @@ def test_gauge_of_every_last_layer(last: str) -> None:
         assert torch.allclose(record.gauge, record.products.sum(1), rtol=1e-4)
 
 
-class Recomputed(nn.Module):
-    def __init__(self, reentrant: bool | None) -> None:
-        super().__init__()
-        self.first, self.last, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
-        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+def recomputing(reentrant: bool | None) -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.first(x)
+        for block in net.blocks:
+            x = recomputed(lambda v, block=block: v + block(v).tanh(), x, reentrant=reentrant)
+        return net.last(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            step = lambda v, block=block: v + block(v).tanh()  # noqa: E731
-            x = (
-                step(x)
-                if self.reentrant is None
-                else checkpoint(step, x, use_reentrant=self.reentrant)
-            )
-        return self.last(x)
+    first, last = nn.Linear(4, 4), nn.Linear(4, 3)
+    blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+    return network(forward, first=first, last=last, blocks=blocks)
 
 
 def test_reentrant_checkpointing_is_measured() -> None:
@@ -504,7 +461,7 @@ def test_reentrant_checkpointing_is_measured() -> None:
     found = []
     for reentrant in (None, True):
         torch.manual_seed(0)
-        model = Recomputed(reentrant)
+        model = recomputing(reentrant)
         record = MarkovChain.trace(model, x).observe(F.cross_entropy, x, labels)
         table = gradients(model, F.cross_entropy, [(x, labels)])
         gains = signal(model, x)
@@ -514,6 +471,6 @@ def test_reentrant_checkpointing_is_measured() -> None:
     assert torch.equal(found[0][0], found[1][0]) and found[0][1:] == found[1][1:]
     # it counts what is computed again, like the other way of checkpointing
     torch.manual_seed(0)
-    assert work == cost(Recomputed(False), x) != cost(Recomputed(None), x)
+    assert work == cost(recomputing(False), x) != cost(recomputing(None), x)
     model(x).sum().backward()
     assert model.blocks[0].weight.grad is not None

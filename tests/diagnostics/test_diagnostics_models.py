@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import network
 from oracles.diagnosis import CHECKS, Subject, diagnose
 from torch import nn
 from zoo import load
@@ -97,21 +98,12 @@ def test_every_public_function_is_among_the_checks() -> None:
     assert missing == [*elsewhere, "watching"]
 
 
-class Cheat(nn.Module):
-    """Keeps a tally, which a diagnostic that runs it must not change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("tally", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) + self.tally.add_(1)
-
-
 def test_the_oracle_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that is wrong, and a model that is left changed, are found out."""
-    subject = Subject(Cheat(), (torch.randn(4, 3),), {})
+    # a tally, which a diagnostic that runs the model must not change
+    cheat = network(lambda net, x: net.layer(x) + net.tally.add_(1), layer=nn.Linear(3, 3))
+    cheat.register_buffer("tally", torch.zeros(()))
+    subject = Subject(cheat, (torch.randn(4, 3),), {})
     assert diagnose(subject, "cost")[0]
     monkeypatch.setitem(CHECKS, "cost", lambda subject: str(subject.model(*subject.args)))
     with pytest.raises(AssertionError, match="changed values"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import Autoencoder
+from cases import Autoencoder, network, recomputed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -33,9 +33,8 @@ class Stateful(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c, self.norm = (
-            nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3), nn.BatchNorm1d(4),
-        )  # fmt: skip
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(4)
         self.register_buffer("mean", torch.zeros(4))
         self.plain = torch.zeros(4)
         self.generator, self.count = torch.Generator().manual_seed(3), 0
@@ -83,6 +82,9 @@ def state(model: Stateful) -> dict[str, Any]:
         lambda model: ds.trace_k(ds.jacobian(model, X), 4),
         lambda model: ds.cost(model, X),
         lambda model: ds.degeneracy(model, X),
+        lambda model: ds.report(model, X),
+        lambda model: ds.diagnose(model, data=BATCHES, loss=loss),
+        lambda model: ds.MarkovChain.trace(model, X).observe(loss, X, Y),
         lambda model: ps.trace(model, X),
         lambda model: Calibrated(model, X).sensitivity(),
     ],
@@ -90,7 +92,6 @@ def state(model: Stateful) -> dict[str, Any]:
 def test_all_that_running_changes_is_restored(
     measure: Callable[[nn.Module], Any], training: bool
 ) -> None:
-    torch.manual_seed(0)
     with suppress(ps.CaptureError):
         # (imports may draw random numbers)
         measure(Stateful().train(training))
@@ -103,31 +104,24 @@ def test_all_that_running_changes_is_restored(
     copy.deepcopy(model)
 
 
-class Masked(nn.Module):
+def masked(reentrant: bool | None) -> nn.Module:
     """A block that reads a mask without a gradient, in two checkpointed calls."""
 
-    def __init__(self, reentrant: bool | None) -> None:
-        super().__init__()
-        self.inner, self.out, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 3), reentrant
+    def forward(net: Any, x: Tensor) -> Tensor:
+        def block(x: Tensor, mask: Tensor) -> Tensor:
+            return net.inner(x).relu() * net.inner(mask).sigmoid()
 
-    def block(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.inner(x).relu() * self.inner(mask).sigmoid()
-
-    def forward(self, x: Tensor) -> Tensor:
         mask = torch.ones_like(x)
         for _ in range(2):
-            x = (
-                self.block(x, mask)
-                if self.reentrant is None
-                else checkpoint(self.block, x, mask, use_reentrant=self.reentrant)
-            )
-        return self.out(x)
+            x = recomputed(block, x, mask, reentrant=reentrant)
+        return net.out(x)
+
+    return network(forward, inner=nn.Linear(4, 4), out=nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
-    torch.manual_seed(0)
-    plain, model = Masked(None), Masked(reentrant)
+    plain, model = masked(None), masked(reentrant)
     model.load_state_dict(plain.state_dict())
     one, other = ds.signal(plain, X), ds.signal(model, X)
     assert one.to_dicts() == other.to_dicts() and len(one) == 5
@@ -139,7 +133,6 @@ def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
 def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
     reentrant: bool, from_inputs: bool
 ) -> None:
-    torch.manual_seed(0)
     plain, model = Checkpointed(None).double(), Checkpointed(reentrant, from_inputs).double()
     model.load_state_dict(plain.state_dict())
     x = torch.randn(40, 4).double()
@@ -147,21 +140,19 @@ def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
     assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
 
 
-class Constrained(nn.Module):
+def two(forward: Callable[[Any, Tensor], Tensor], b: nn.Module | None = None) -> nn.Module:
+    return network(forward, a=nn.Linear(4, 4), b=b or nn.Linear(4, 4), c=nn.Linear(4, 3))
+
+
+def constrained(net: Any, x: Tensor) -> Tensor:
     """Bounds the norm of its weights where it uses them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.a.weight.data.copy_(torch.renorm(self.a.weight.data, 2, 0, 0.1))
-        self.c.weight.data = torch.renorm(self.c.weight.data, 2, 0, 0.1)
-        return self.c(self.a(x).relu())
+    net.a.weight.data.copy_(torch.renorm(net.a.weight.data, 2, 0, 0.1))
+    net.c.weight.data = torch.renorm(net.c.weight.data, 2, 0, 0.1)
+    return net.c(net.a(x).relu())
 
 
 def test_weights_that_a_model_writes_stay() -> None:
-    model = Constrained()
+    model = two(constrained)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     ds.signal(model, X)
     ds.gradients(model, loss, BATCHES)
@@ -171,34 +162,28 @@ def test_weights_that_a_model_writes_stay() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-class Plain(nn.Module):
+def plain(net: Any, x: Tensor) -> Tensor:
+    return net.c(net.b(net.a(x).relu()).relu())
+
+
+def doubled() -> nn.Module:
     """Two layers of one kind, one of which a user's hook changes."""
-
-    def __init__(self, doubled: bool = False) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        if doubled:
-            self.b.register_forward_hook(lambda _module, _args, output: 2 * output)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.c(self.b(self.a(x).relu()).relu())
+    model = two(plain)
+    model.b.register_forward_hook(lambda _module, _args, output: 2 * output)
+    return model
 
 
-class Low(Plain):
+def low(net: Any, x: Tensor) -> Tensor:
     """Runs in bfloat16, with weights in float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        return plain(net, x)
 
 
-class Inferred(Plain):
+def inferred(net: Any, x: Tensor) -> Tensor:
     """Reads a layer that runs in inference mode."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.inference_mode():
-            fixed = self.b(x)
-        return self.c(self.a(x).relu() + fixed)
+    with torch.inference_mode():
+        fixed = net.b(x)
+    return net.c(net.a(x).relu() + fixed)
 
 
 def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
@@ -209,16 +194,15 @@ def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Plain(doubled=True),
-        Low,
-        Inferred,
+        doubled,
+        lambda: two(low),
+        lambda: two(inferred),
         lambda: spectral(nn.utils.spectral_norm),
         lambda: spectral(nn.utils.parametrizations.spectral_norm),
         lambda: spectral(nn.utils.parametrizations.weight_norm),
     ],
 )
 def test_both_gains_are_those_of_the_layer_that_ran(make: Callable[[], nn.Module]) -> None:
-    torch.manual_seed(0)
     model = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     rows = ds.signal(model, X, types=nn.Linear, probes=600)
@@ -238,12 +222,18 @@ def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("measure", "match"),
     [
-        (lambda: ds.gradients(Plain(), mistaken, BATCHES), "The loss raised KeyError on outputs"),
-        (lambda: ds.gradients(Plain(), lambda *_: 3.0, BATCHES), "The loss returned a float"),
-        (lambda: ds.gradients(Plain(), loss, [(X[:, :3], Y)]), r"Plain.forward raised RuntimeErr"),
+        (
+            lambda: ds.gradients(two(plain), mistaken, BATCHES),
+            "The loss raised KeyError on outputs",
+        ),
+        (lambda: ds.gradients(two(plain), lambda *_: 3.0, BATCHES), "The loss returned a float"),
+        (
+            lambda: ds.gradients(two(plain), loss, [(X[:, :3], Y)]),
+            r"Network.forward raised RuntimeErr",
+        ),
         (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
         (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
-        (lambda: ps.fit_dtype(Plain().to("meta"), X), "'a.weight' and others without values"),
+        (lambda: ps.fit_dtype(two(plain).to("meta"), X), "'a.weight' and others without values"),
         (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "that it was made of"),
     ],
 )
@@ -255,22 +245,16 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(
         measure()
 
 
-class Overwritten(nn.Module):
+def overwritten(net: Any, x: Tensor) -> Tensor:
     """Changes what its backward pass needs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.c = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x).relu_()
-        h += 1
-        return self.c(h)
+    h = net.a(x).relu_()
+    h += 1
+    return net.c(h)
 
 
 def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
-    model = Overwritten()
-    with pytest.raises(ps.UnsupportedError, match="Overwritten cannot be differentiated"):
+    model = two(overwritten)
+    with pytest.raises(ps.UnsupportedError, match="Network cannot be differentiated"):
         ps.equalise(model, ps.trace(model, X), 4, calibration=X)
     model = nn.ReLU()
     graph = ps.trace(model, X)
@@ -294,21 +278,12 @@ def test_activations_in_place_grow_like_others() -> None:
     assert one.to_dicts() == other.to_dicts()
 
 
-class Routed(nn.Module):
-    """Reads one layer or the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a(x) if len(x) > 5 else self.b(x)
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequence[int]) -> None:
-    torch.manual_seed(0)
-    model = Routed()
+    # one layer is read or the other
+    model = network(
+        lambda net, x: net.a(x) if len(x) > 5 else net.b(x), a=nn.Linear(4, 3), b=nn.Linear(4, 3)
+    )
     cuts = [(X[:6], Y[:6]), (X[6:], Y[6:]), (X[2:9], Y[2:9])]
     batches = [cuts[place] for place in order]
     for row in ds.gradients(model, loss, batches):
@@ -358,32 +333,22 @@ def test_imports_draw_no_random_numbers() -> None:
     assert found.returncode == 0, found.stderr
 
 
-class Half(nn.Module):
+def half(reentrant: bool | None) -> nn.Module:
     """Two layers inside of a checkpoint, with dead units after the first."""
 
-    def __init__(self, reentrant: bool | None) -> None:
-        super().__init__()
-        self.up, self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-        self.reentrant = reentrant
-        with torch.no_grad():
-            self.inner.bias[:3] = -100
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.out(recomputed(lambda h: net.b(h).relu(), net.up(x).relu(), reentrant=reentrant))
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.up(x).relu()
-
-        def block(h: Tensor) -> Tensor:
-            return self.inner(h).relu()
-
-        if self.reentrant is None:
-            return self.out(block(h))
-        return self.out(checkpoint(block, h, use_reentrant=self.reentrant))
+    model = network(forward, up=nn.Linear(4, 8), b=nn.Linear(8, 8), out=nn.Linear(8, 3))
+    nn.init.constant_(model.b.bias[:3], -100)
+    return model
 
 
 def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
     shares = {}
     for reentrant in (None, True, False):
         torch.manual_seed(0)
-        model = Half(reentrant)
+        model = half(reentrant)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         with ds.watching(model) as watched:
             for _ in range(2):
@@ -407,7 +372,6 @@ def test_a_model_with_means_of_centred_values_stays_about_as_exact_as_it_is() ->
 
 
 def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:
-    torch.manual_seed(0)
     twice = nn.Linear(3, 3, bias=False)
     model = nn.Sequential(
         nn.Linear(4, 3), Autoencoder(3, 3), twice, nn.ReLU(), twice, Autoencoder(3, 3),

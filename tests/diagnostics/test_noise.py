@@ -61,7 +61,6 @@ def test_sampling_without_replacement() -> None:
 
 
 def test_curvature_against_the_hessian() -> None:
-    torch.manual_seed(0)
     for width in (4, 12):
         model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1)).double()
         x, y = torch.randn(30, 3).double(), torch.randn(30, 1).double()
@@ -83,7 +82,6 @@ def test_curvature_against_the_hessian() -> None:
 @pytest.mark.parametrize(("noise", "decay"), [(3.0, 0.8), (0.1, 0.0), (1e4, 0.999)])
 def test_suggested_decay(noise: float, decay: float) -> None:
     """The gradient is 1 + noise: at a noise of 9 and a signal of 1, (1 - g) / (1 + g) = 1/9."""
-    torch.manual_seed(0)
     model, one = nn.Linear(1, 1, bias=False).double(), torch.ones(1, 1).double()
     batches = [(one, 1 + noise * torch.randn(1, 1).double()) for _ in range(1500)]
     found = page.suggested_decay(model, lambda y, t: (y * t).sum(), batches)

@@ -148,17 +148,14 @@ if CHROME is not None:
         layers = found.facts["graph"]["layers"]
         assert [entry["title"] for entry in seen["layers"]] == [layer["name"] for layer in layers]
         for entry, layer in zip(seen["layers"], layers, strict=True):
-            assert entry["chosen"] == 1 and all(
-                tensor["name"] in entry["text"] for tensor in layer["tensors"]
-            )
+            assert entry["chosen"] == 1
+            assert all(tensor["name"] in entry["text"] for tensor in layer["tensors"])
             assert entry["cells"] == sum(
                 len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"]
             )
-        assert (
-            len(seen["groups"]) == 2
-            and "6 units" in seen["groups"][0]
-            and "Scales" in seen["groups"][0]
-        )
+        assert len(seen["groups"]) == 2
+        assert "6 units" in seen["groups"][0]
+        assert "Scales" in seen["groups"][0]
         assert seen["found"] == "1" and seen["paper"][:2] == [0, 0]
 
     def test_colours_follow_the_reader(tmp_path: Path) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
-import re
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +14,10 @@ from torch.nn import functional as F
 
 from pathspace.diagnostics import report
 from pathspace.diagnostics.parameters.gradients import gradients, imbalance
-from pathspace.diagnostics.shared.layers import record_layers
 from pathspace.diagnostics.shared.selection import select
 from pathspace.diagnostics.signal.meanfield import gains, gaussian_mean
 from pathspace.diagnostics.signal.signal import signal
-from pathspace.errors import CaptureError, InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError
 
 
 class Functional(nn.Module):
@@ -59,7 +54,6 @@ def layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
 
 @pytest.mark.parametrize("name", layers())
 def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
-    torch.manual_seed(0)
     model, shape = layers()[name]
     model, x = model.double(), torch.randn(shape).double()
 
@@ -83,25 +77,8 @@ def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
             assert row.expected_gain == pytest.approx(square / x.numel(), rel=1e-12)
 
 
-def test_the_expected_gain_of_a_layer_norm_is_that_of_its_jacobian() -> None:
-    torch.manual_seed(0)
-    x = 3 * torch.randn(5, 6).double()
-    for layer in (
-        nn.LayerNorm(6, eps=1e-9).double(),
-        nn.LayerNorm(6, eps=1e-9, elementwise_affine=False),
-    ):
-        if layer.weight is not None:
-            nn.init.constant_(layer.weight, 1.7)
-        matrix = explicit(layer, x)
-        (row,) = signal(nn.Sequential(layer), x, names="0")
-        assert row.expected_gain == pytest.approx(
-            float(matrix.square().sum()) / x.numel(), rel=1e-6
-        )
-
-
 @pytest.mark.parametrize("p", [0.2, 0.7])
 def test_the_expected_gain_of_dropout_is_that_of_its_mask(p: float) -> None:
-    torch.manual_seed(0)
     layer, ones = nn.Dropout(p), torch.ones(200, 200).double()
     (row,) = signal(nn.Sequential(layer), ones, names="0")
     # the Jacobian is diagonal: the mask
@@ -130,7 +107,6 @@ def test_one_vector_says_nothing_and_the_expectation_is_tr_k() -> None:
 
 @pytest.mark.slow
 def test_output_gain_is_that_of_the_rest_of_the_model() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
     x = torch.randn(5, 4).double()
     rows = signal(model, x, probes=2000)
@@ -141,15 +117,13 @@ def test_output_gain_is_that_of_the_rest_of_the_model() -> None:
 
 
 def test_functional_models_in_place() -> None:
-    torch.manual_seed(0)
     model, x = Functional().double(), torch.randn(32, 5).double()
     rows = signal(model, x, probes=400)
     assert [row.layer for row in rows] == ["first", "second", "third"]
     for row, layer in zip(rows, (model.first, model.second, model.third), strict=True):
         weight = layer.weight.detach()
-        assert row.vjp_gain is not None and row.vjp_gain.agrees(
-            float(weight.square().sum()) / weight.shape[1]
-        )
+        assert row.vjp_gain is not None
+        assert row.vjp_gain.agrees(float(weight.square().sum()) / weight.shape[1])
         assert row.weight_gain == pytest.approx(
             float(weight.square().sum() / weight.shape[0]) ** 0.5
         )
@@ -161,7 +135,6 @@ def test_functional_models_in_place() -> None:
 
 
 def test_dead_units_are_counted_wherever_the_activation_is() -> None:
-    torch.manual_seed(0)
     model = Functional()
     with torch.no_grad():
         model.first.bias[2:5] = -1e3
@@ -175,26 +148,6 @@ def test_dead_units_are_counted_wherever_the_activation_is() -> None:
     rows = signal(model, torch.randn(8, 1, 6, 6))
     assert [(row.units, row.dead) for row in rows][:2] == [(4, 1), (4, 1)]
     assert rows["1"].zeros > 0.25
-
-
-def test_the_model_is_left_alone() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(6, 2)
-    )
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    x = torch.randn(8, 4)
-    kept = x.clone()
-    torch.set_rng_state(state)
-    signal(model, x)
-    assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, kept)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    with pytest.raises(CaptureError, match="check the shapes"):
-        signal(model, torch.randn(8, 3))
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
 
 
 def test_filters_and_refusals() -> None:
@@ -216,7 +169,6 @@ def test_filters_and_refusals() -> None:
 
 
 def test_integer_inputs_and_repeated_calls() -> None:
-    torch.manual_seed(0)
     shared = nn.Linear(6, 6)
     model = nn.Sequential(nn.Embedding(10, 6), shared, nn.ReLU(), shared)
     rows = signal(model, torch.randint(0, 10, (4, 3)))
@@ -228,7 +180,6 @@ def test_integer_inputs_and_repeated_calls() -> None:
 @pytest.mark.parametrize("mode", ["uniform", "normal"])
 def test_initialisation_variances(mode: str) -> None:
     # section 2.6.1: a uniform weight in (-w, w) has variance w^2/3, a normal one w^2
-    torch.manual_seed(0)
     layer = nn.Linear(400, 4000, bias=False).double()
     omega = math.sqrt(3 / 400) if mode == "uniform" else 400**-0.5
     (
@@ -237,9 +188,8 @@ def test_initialisation_variances(mode: str) -> None:
         else nn.init.normal_(layer.weight, std=omega)
     )
     row = signal(layer, torch.randn(64, 400).double(), probes=2, jvp=False)[0]
-    assert row.variance == pytest.approx(1, abs=0.03) and row.weight_gain == pytest.approx(
-        1, abs=0.01
-    )
+    assert row.variance == pytest.approx(1, abs=0.03)
+    assert row.weight_gain == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -252,9 +202,8 @@ def test_initialisation_variances(mode: str) -> None:
 )
 def test_recommended_gains(function, forward: float, backward: float) -> None:
     found = gains(function)
-    assert found.forward == pytest.approx(forward, rel=1e-9) and found.backward == pytest.approx(
-        backward, rel=1e-9
-    )
+    assert found.forward == pytest.approx(forward, rel=1e-9)
+    assert found.backward == pytest.approx(backward, rel=1e-9)
 
 
 def test_gaussian_integrals() -> None:
@@ -281,7 +230,6 @@ def test_gaussian_means_of_jumps_away_from_zero(mean: float) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gradients_against_autograd(depth: int) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         *[layer for _ in range(depth) for layer in (nn.Linear(4, 4), nn.Tanh())]
     ).double()
@@ -313,7 +261,6 @@ def test_gradients_against_autograd(depth: int) -> None:
 def test_imbalance_of_gradients_at_glorot_initialisation() -> None:
     # section 2.3.1, corrected: Var dW / Var dU = M Var[U] E[s'^2] E[x^2] / E[z^2], 0.21
     # here, neither 0.025 nor 0.074
-    torch.manual_seed(0)
     n, h, m = 50, 800, 10
     ratios, predicted = [], []
     for seed in range(3):
@@ -333,30 +280,6 @@ def test_imbalance_of_gradients_at_glorot_initialisation() -> None:
     assert sum(ratios) / 3 == pytest.approx(0.21, abs=0.04)
 
 
-def test_observing_records_nodes_of_the_graph() -> None:
-    model = Functional().double()
-    run = record_layers(model, (torch.randn(2, 5).double(),), None, select(model))
-    (gradient,) = torch.autograd.grad(run.output.sum(), run.inputs[0])
-    assert gradient.shape == (2, 5) and float(gradient.abs().sum()) > 0
-
-
-@pytest.mark.slow
-def test_the_page_runs_and_prints_what_it_says() -> None:
-    page = Path(__file__).parents[2] / "docs" / "signal-propagation.md"
-    space: dict[str, object] = {"__name__": "page"}
-    blocks = re.findall(
-        r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?",
-        page.read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    assert len(blocks) == 6
-    for code, expected in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(page), "exec"), space)
-        assert printed.getvalue() == expected
-
-
 def test_parameters_without_gradient_are_named() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
     model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
@@ -367,7 +290,6 @@ def test_parameters_without_gradient_are_named() -> None:
 
 
 def test_outputs_that_differ_by_rounding_do_not_vary() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
     errors = 2e-8 * torch.arange(5.0)[:, None]
     model[2].register_forward_hook(lambda _module, _args, output: output * (1 + errors))

@@ -79,33 +79,6 @@ def test_low_rank_is_semidefinite_not_definite() -> None:
     assert found[29].value > 1e-6 > found[30].value
 
 
-def test_convolutions_and_batches() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)
-    ).double()
-    x = torch.randn(3, 2, 6, 6).double()
-    matrix = explicit(model, x).reshape(12, -1).numpy()
-    found = jacobian(model, x)
-    assert np.abs(found.dense() - matrix).max() < 1e-12
-    one = top_singular(found, 3)
-    assert [s.value for s in one] == pytest.approx(
-        np.linalg.svd(matrix, compute_uv=False)[:3], rel=1e-8
-    )
-
-
-def test_marchenko_pastur_edge_of_a_random_matrix() -> None:
-    # singular values of a square Gaussian matrix: quarter circle, density 2/pi at 0
-    # for entries of variance 1/N
-    matrix = np.random.default_rng(0).normal(size=(400, 400)) / 20
-    found = spectrum(aslinearoperator(matrix), probes=6, steps=60)
-    assert found.largest == pytest.approx(2, abs=0.05)
-    assert found.below(0.2).agrees(0.127, 5)
-    assert found.density(np.array([0.9]), 0.1)[0] == pytest.approx(
-        math.sqrt(4 - 0.81) / math.pi, rel=0.1
-    )
-
-
 def test_refusals(tmp_path) -> None:
     model, x = model_and_batch()
     with pytest.raises(InputError, match="no layer 'nowhere'"):

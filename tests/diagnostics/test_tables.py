@@ -35,13 +35,12 @@ def table(value: float = 1.5) -> Table[Row]:
 def test_json_is_strict_and_csv_reads_back(tmp_path: Path) -> None:
     text = table(math.inf).to_json(tmp_path / "t.json")
     assert json.loads((tmp_path / "t.json").read_text()) == json.loads(text)
-    assert json.loads(text)["rows"][0]["gain.value"] is None and json.loads(text)["notes"] == [
-        "b has no gain."
-    ]
+    assert json.loads(text)["rows"][0]["gain.value"] is None
+    assert json.loads(text)["notes"] == ["b has no gain."]
     rows = list(csv.DictReader(io.StringIO(table().to_csv(tmp_path / "t.csv"))))
-    assert (
-        rows[0]["gain.value"] == "1.5" and rows[1]["gain.value"] == "" and rows[0]["shape"] == "2 3"
-    )
+    assert rows[0]["gain.value"] == "1.5"
+    assert rows[1]["gain.value"] == ""
+    assert rows[0]["shape"] == "2 3"
     assert (tmp_path / "t.csv").read_bytes().decode() == table().to_csv()
     with pytest.raises(InputError, match="does not exist"):
         table().to_csv(tmp_path / "missing" / "t.csv")
@@ -55,10 +54,8 @@ def test_frames_need_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.DataFrame = lambda rows, columns: (rows, columns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", fake)
     rows, columns = table().to_frame()
-    assert (
-        columns == ["name", "size", "gain.value", "gain.error", "gain.samples", "shape", "gain"]
-        and len(rows) == 2
-    )
+    assert columns == ["name", "size", "gain.value", "gain.error", "gain.samples", "shape", "gain"]
+    assert len(rows) == 2
 
 
 def test_scalars_for_tensorboard() -> None:
@@ -97,7 +94,6 @@ def test_intervals() -> None:
     found = Estimate.of([1.0, 2.0, 3.0, 4.0])
     assert found.value == 2.5 and found.error == pytest.approx(math.sqrt(5 / 3 / 4))
     low, high = found.interval()
-    assert (low + high) / 2 == pytest.approx(2.5) and high - 2.5 == pytest.approx(
-        3.182446 * found.error, rel=1e-5
-    )
+    assert (low + high) / 2 == pytest.approx(2.5)
+    assert high - 2.5 == pytest.approx(3.182446 * found.error, rel=1e-5)
     assert Estimate.of([1.0]).interval() == (-math.inf, math.inf)

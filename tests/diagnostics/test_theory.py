@@ -27,21 +27,28 @@ LINEAR = {
     ),
     "maximum": (nn.MaxPool2d(3, 2, 1), (2, 2, 6, 5)),
     "mean": (nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 5, 7)),
+    "transposed, dilated": (nn.ConvTranspose1d(2, 3, 3, dilation=2, output_padding=1), (2, 2, 7)),
+}
+# two taps may meet one entry: the gain is estimated with few samples
+ESTIMATED = {
+    "circular, short": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 2, 2)),
+    "replicate": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="replicate"), (2, 2, 7)),
+    "reflect": (nn.Conv1d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 2, 7)),
 }
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_borders_are_exact(name: str) -> None:
-    layer, shape = LINEAR[name]
+@pytest.mark.parametrize("name", LINEAR | ESTIMATED)
+def test_borders_are_exact_or_estimated(name: str) -> None:
+    layer, shape = (LINEAR | ESTIMATED)[name]
     x = torch.randn(shape).double()
     layer = layer.double()
     (row,) = signal(nn.Sequential(layer), x, names="0", probes=1, jvp=False)
     assert row.expected_gain == pytest.approx(
-        float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-9
+        float(explicit(layer, x).square().sum()) / x.numel(), rel=1e-9 if name in LINEAR else 0.5
     )
 
 
-@pytest.mark.parametrize("name", ["group", "instance", "batch", "rms", "channels"])
+@pytest.mark.parametrize("name", ["group", "instance", "batch", "rms", "channels", "last"])
 def test_norms_are_those_of_their_jacobians(name: str) -> None:
     class OverChannels(nn.LayerNorm):
         """As models of images write it."""
@@ -53,6 +60,7 @@ def test_norms_are_those_of_their_jacobians(name: str) -> None:
         "group": nn.GroupNorm(2, 6, 1e-9), "instance": nn.GroupNorm(6, 6, 1e-9),
         "batch": nn.BatchNorm2d(6, 1e-9),
         "rms": nn.RMSNorm([6, 3, 4], 1e-9), "channels": OverChannels(6, 1e-9),
+        "last": nn.LayerNorm(4, 1e-9),
     }[name].double()  # fmt: skip
     nn.init.constant_(layer.weight, 1.7)  # type: ignore[arg-type]
     x = torch.randn(5, 6, 3, 4).double() * 3
@@ -136,19 +144,6 @@ def test_models_at_initialisation(name: str) -> None:
             abs(row.expected_gain - row.vjp_gain.value)
             < width * row.expected_gain + 5 * row.vjp_gain.error
         ), row
-
-
-def test_the_last_stage_of_a_residual_network_meets_its_border() -> None:
-    model = resnet("basic", (1, 1, 1, 1)).eval()
-    (row,) = [
-        row
-        for row in signal(model, torch.randn(2, 3, 64, 64), jvp=False)
-        if row.shape[1:] == (512, 2, 2)
-    ][-3:-2]
-    # maps of 2 x 2 under kernels of 3 x 3: 16 of 36 uses of a weight are within
-    weight = dict(model.named_modules())[row.layer].weight
-    inside = float(weight.detach().square().sum()) / 512 * 16 / 36
-    assert row.kind == "Conv2d" and row.expected_gain == pytest.approx(inside, rel=1e-2)
 
 
 def test_a_slope_for_each_channel_is_no_single_function() -> None:

@@ -88,29 +88,3 @@ def test_frozen_parameters_take_memory_and_their_gradients_none() -> None:
     model[0].requires_grad_(False)
     part = cost(model, torch.randn(4, 100))
     assert whole.bytes - part.bytes == 4 * 100 * 101 + 4 * (whole.saved - part.saved)
-
-
-LINEAR: dict[str, tuple[nn.Module, tuple[int, ...], bool]] = {
-    "zeros": (nn.Conv1d(2, 3, 3, padding=2), (2, 2, 7), True),
-    "circular": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 2, 7), True),
-    "circular, short": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 2, 2), False),
-    "replicate": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="replicate"), (2, 2, 7), False),
-    "reflect": (nn.Conv1d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 2, 7), False),
-    "transposed": (nn.ConvTranspose1d(2, 3, 3, stride=2, output_padding=1), (2, 2, 7), True),
-    "transposed, dilated": (
-        nn.ConvTranspose1d(2, 3, 3, dilation=2, output_padding=1),
-        (2, 2, 7),
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_expected_gains_of_linear_maps_are_exact_or_estimated(name: str) -> None:
-    layer, shape, known = LINEAR[name]
-    layer, x = layer.double(), torch.randn(shape, dtype=torch.float64)
-    (row,) = signal(layer, x, probes=2)
-    slope = torch.autograd.functional.jacobian(layer, x)
-    exact = float(slope.square().sum()) / x.numel()
-    # (where two taps may meet one entry, it is estimated with few samples)
-    assert row.expected_gain == pytest.approx(exact, rel=1e-6 if known else 0.5)

@@ -44,14 +44,7 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
         model[2].weight.mul_(20)
     torch.save(model.state_dict(), tmp_path / "after.pt")
     words = ["report", f"{path}:Net", "--data", f"{path}:batches", "--loss", "cross_entropy"]
-    words += [
-        "--checkpoint",
-        str(tmp_path / "after.pt"),
-        "-o",
-        str(tmp_path / "r.html"),
-        "--json",
-        "-",
-    ]
+    words += ["--checkpoint", tmp_path / "after.pt", "-o", tmp_path / "r.html", "--json", "-"]
     result = call(*words, "--against", tmp_path / "before.pt")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
@@ -67,17 +60,12 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     )
     assert found["sentences"][0].startswith(f"The variance of activations differs most at {worst}:")
     page = (tmp_path / "r.html").read_text()
-    assert (
-        page.count("<svg") >= 4
-        and "<script" not in page
-        and all(s in page for s in found["sentences"])
-    )
-    result = call(*words, "--against", tmp_path / "none.pt")
-    assert result.exit_code == 2 and "found no file" in result.output
+    assert page.count("<svg") >= 4
+    assert "<script" not in page
+    assert all(s in page for s in found["sentences"])
 
 
 def test_models_of_other_shapes() -> None:
-    torch.manual_seed(0)
     x = torch.randn(16, 4)
     one = report(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), x)
     other = report(nn.Sequential(nn.Linear(4, 3)), x)
@@ -85,8 +73,6 @@ def test_models_of_other_shapes() -> None:
     rows = {title: (a, b) for title, a, b in both.rows}
     assert rows["units"] == (6, 0) and rows["dimension"][0] == one.facts["certificate"]["dimension"]
     same = versus(one, one)
-    assert (
-        same.sentences == [s for s in same.sentences if "same everywhere" in s]
-        and len(same.sentences) >= 2
-    )
+    assert same.sentences == [s for s in same.sentences if "same everywhere" in s]
+    assert len(same.sentences) >= 2
     assert same.to_dict()["first"] == one.to_dict()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -53,15 +54,6 @@ class Network(nn.Module):
         return self.down(Rectifier.apply(self.up(x), self.back))  # type: ignore[no-any-return, no-untyped-call]
 
 
-class Raises(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise KeyError("missing")
-
-
 LOOKS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
     "diagnose": lambda model, x: diagnostics.diagnose(model, x, targets=torch.zeros(6, 3)),
     "degeneracy": diagnostics.degeneracy,
@@ -98,7 +90,7 @@ def test_diagnostics_say_that_the_backward_pass_fails(kind: str, look: str) -> N
 @pytest.mark.parametrize(
     ("model", "given"),
     [
-        (Raises(), torch.randn(6, 4)),
+        (network(lambda net, x: {}["missing"], up=nn.Linear(4, 5)), torch.randn(6, 4)),
         (nn.Bilinear(4, 4, 2), torch.randn(6, 4)),
         (nn.Linear(4, 2), (x for x in torch.randn(6, 4))),
         (nn.Linear(4, 2), torch.randn(6, 4).numpy()),
@@ -115,29 +107,22 @@ def test_models_that_do_not_run_are_refused_in_a_sentence(
     assert "\n" not in str(told.value)
 
 
-class Single(nn.Module):
-    """Gradients that are not the function's, in a model that computes in float32 alone."""
-
-    def __init__(self, back: Callable[[Tensor], Tensor] | None) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.back = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3), back
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x.to(torch.float32)).relu()
-        if self.back is not None:
-            h = Rectifier.apply(h, self.back)  # type: ignore[no-untyped-call]
-        return self.c(self.b(h).relu())  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    "back",
-    [None, lambda grad: grad, lambda grad: -grad, lambda grad: 0 * grad],
+    "back", [None, lambda grad: grad, lambda grad: -grad, lambda grad: 0 * grad]
 )
 def test_gradients_of_another_function_refute_nothing_in_float32(
     back: Callable[[Tensor], Tensor] | None, seed: int
 ) -> None:
+    """In a model that computes in float32 alone."""
+
+    def single(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x.to(torch.float32)).relu()
+        h = h if back is None else Rectifier.apply(h, back)
+        return net.c(net.b(h).relu())
+
     torch.manual_seed(seed)
-    model, x = Single(back), torch.randn(5, 4)
+    model = network(single, a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 3))
+    x = torch.randn(5, 4)
     evidence, _ = measure_invariance(Workbench(ps.trace(model, x), model, ((x,), {}), seed))
     assert evidence["holds"] and evidence["dtype"] == "float32", evidence["evidence"]

@@ -176,11 +176,9 @@ def test_hierarchical_sets_on_equal_and_unequal_widths() -> None:
     assert "1 x 3 edges" in narrow.evidence
     unequal = hierarchical(on(2, 2, 3, 2))
     assert unequal.verdict is False
-    assert (
-        unequal.paths is not None
-        and unequal.dimension is not None
-        and unequal.paths > unequal.dimension
-    )
+    assert unequal.paths is not None
+    assert unequal.dimension is not None
+    assert unequal.paths > unequal.dimension
     assert hierarchical(ps.trace(nn.Linear(3, 2), torch.randn(1, 3)).skeleton()).verdict is None
     model, args = CASES["conv_gap"]()
     assert hierarchical(ps.trace(model, *args).skeleton()).verdict is None
@@ -198,11 +196,9 @@ def test_the_command_line_tries_claims_and_judges_proofs(tmp_path: Path) -> None
         " bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1)]\n   "
         " return nn.Sequential(*layers), torch.ones(4, 2)\n"
     )
-    target, proof, picture = (
-        f"{tmp_path / 'stack.py'}:net",
-        tmp_path / "proof.json",
-        tmp_path / "graph.svg",
-    )
+    target = f"{tmp_path / 'stack.py'}:net"
+    proof = tmp_path / "proof.json"
+    picture = tmp_path / "graph.svg"
     runner = CliRunner()
 
     def run(*words: object) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from cases import CASES, NORMALISED, OP_AND_LOOP, mlp
+from cases import CASES, NORMALISED, OP_AND_LOOP, Between, mlp
 from hypothesis import given
 from oracles.alignment import aligned, edge_slots, incidence
 from oracles.exact import exact_rank, fraction_rank, integer_inverse
@@ -183,40 +183,13 @@ def test_the_library_enumerates_the_same_paths(name: str) -> None:
 
 
 EXACT_JACOBIAN = (
-    "mlp_3x4x2",
-    "mlp_3x4x2_nobias",
-    "mlp_4x3x2x1_nobias",
-    "mlp_3x3x3x3",
-    "mlp_leaky",
-    "mlp_prelu",
-    "mlp_prelu_channels",
-    "mlp_gelu",
-    "mlp_tanh_then_relu",
-    "residual_on_input",
-    "dense_conv",
-    "conv_gap",
-    "conv_flatten",
-    "conv_depthwise",
-    "conv_fully",
-    "conv1d",
-    "conv1d_dilated_groups",
-    "residual_cnn",
-    "channel_shuffle",
-    "split_branches",
-    "chunk_add",
-    "permute_tokens",
-    "slices_and_flip",
-    "rnn_op_nobias",
-    "rnn_loop_none_state",
-    "rnn_first_input_nobias_all",
-    "tied_depth_injected",
-    "tied_autoencoder",
-    "unused_parameter",
-    "frozen_parameter",
-    "conv_dead_taps",
-    "batchnorm_conv",
-    "batchnorm_residual",
-)
+    "mlp_3x4x2 mlp_3x4x2_nobias mlp_4x3x2x1_nobias mlp_3x3x3x3 mlp_leaky mlp_prelu "
+    "mlp_prelu_channels mlp_gelu mlp_tanh_then_relu residual_on_input dense_conv conv_gap "
+    "conv_flatten conv_depthwise conv_fully conv1d conv1d_dilated_groups residual_cnn "
+    "channel_shuffle split_branches chunk_add permute_tokens slices_and_flip rnn_op_nobias "
+    "rnn_loop_none_state rnn_first_input_nobias_all tied_depth_injected tied_autoencoder "
+    "unused_parameter frozen_parameter conv_dead_taps batchnorm_conv batchnorm_residual"
+).split()
 """Networks without other symmetries than rescaling (a linear residual stream, twin biases of `nn.RNN` and
 softmax outputs, biases that cancel have more) whose units all have kinks among the inputs: there the
 Jacobian's rank is the dimension."""  # noqa: E501
@@ -359,15 +332,7 @@ def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: 
     without one it is pinned.
     """
 
-    class Power(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(power(torch.relu(self.a(x))))
-
-    model, x = Power(), torch.randn(5, 3)
+    model, x = Between(lambda h: power(torch.relu(h)), 4, 3, 4), torch.randn(5, 3)
     graph = ps.trace(model, x)
     assert graph.num_units == units
     assert [pin.elements for pin in graph.pinned if "powers" in pin.reason] == (

@@ -17,14 +17,12 @@ CLOSED = ("nothing", "other factors", "a length by hand", "groups", "a half-turn
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_nothing_is_missed_between_two_maps(name: str) -> None:
-    torch.manual_seed(0)
     model, x = two(BETWEEN[name][0]), torch.randn(4, 3)
     found = ps.spaces(model, x)
     assert spaces_bound(model, found, x).closed
 
 
 def test_a_language_model_has_no_other_changes_of_basis() -> None:
-    torch.manual_seed(0)
     model, words = Llama(), torch.randint(11, (3, 6))
     found = ps.spaces(model, words)
     bound = spaces_bound(model, found, words)
@@ -33,14 +31,12 @@ def test_a_language_model_has_no_other_changes_of_basis() -> None:
 
 def test_a_softmax_does_not_see_a_common_summand() -> None:
     """``I + 1 c^T`` adds one number to all features; the reading does not know this group."""
-    torch.manual_seed(0)
     model, x = two(BETWEEN["a softmax"][0]), torch.randn(4, 3)
     bound = spaces_bound(model, ps.spaces(model, x), x)
     assert (bound.found, bound.at_most) == (0, 6)
 
 
 def test_what_a_reading_missed_leaves_the_bound_open() -> None:
-    torch.manual_seed(0)
     model, x = two(lambda x: x), torch.randn(4, 3)
     found = ps.spaces(model, x)
     missed = replace(found, spaces=tuple(replace(s, group="rigid") for s in found))

@@ -5,12 +5,13 @@ ones name what was missed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import CASES, mlp
+from cases import CASES, mlp, network
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -62,10 +63,8 @@ def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
     other = nn.ReLU() if isinstance(layer, nn.LeakyReLU) else nn.LeakyReLU(0.1)
     torch.manual_seed(0)
     first, second = (layer, other) if op == "aten.leaky_relu" else (other, layer)
-    model, x = (
-        nn.Sequential(nn.Linear(3, 4), first, nn.Linear(4, 3), second, nn.Linear(3, 2)),
-        torch.randn(6, 3),
-    )
+    model = nn.Sequential(nn.Linear(3, 4), first, nn.Linear(4, 3), second, nn.Linear(3, 2))
+    x = torch.randn(6, 3)
     assert bracket(model, x).units_at_most == 7
     monkeypatch.setitem(RULES, op, pinned)
     certificate = bracket(model, x)
@@ -75,26 +74,19 @@ def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
 
 
 def test_rows_with_a_scale_left_over_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Half(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
+    def half(net: Any, x: Tensor) -> Tensor:
+        h = net.stem(x)
+        return net.head(torch.cat([h[:, :3].relu(), nn.functional.leaky_relu(h[:, 3:])], 1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.stem(x)
-            return self.head(
-                torch.cat([torch.relu(h[:, :3]), nn.functional.leaky_relu(h[:, 3:])], 1)
-            )
-
+    model = network(half, stem=nn.Linear(3, 5), head=nn.Linear(5, 2))
     monkeypatch.setitem(RULES, "aten.leaky_relu", pinned)
-    certificate = bracket(Half(), torch.randn(6, 3))
+    certificate = bracket(model, torch.randn(6, 3))
     assert (certificate.units, certificate.units_at_most) == (3, 5)
     left = {entry["tensor"]: entry["rows"] for entry in certificate.upper_bound["left_over"]}
     assert left["stem.weight"] == left["stem.bias"] == [3, 4]
 
 
 def test_what_has_no_effect_is_taken_out_and_said() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
     )
@@ -111,7 +103,6 @@ def test_what_has_no_effect_is_taken_out_and_said() -> None:
 
 
 def test_inputs_too_small_to_switch_a_rectifier_do_not_open_the_bracket() -> None:
-    torch.manual_seed(0)
     model = mlp(3, 8, 2)
     with torch.no_grad():
         model[0].bias.fill_(1.0)
@@ -126,92 +117,95 @@ def test_the_bound_does_not_depend_on_the_gauge() -> None:
     assert bracket(model, *args).units_at_most == graph.num_units
 
 
-class Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
-        self.up, self.down, self.head = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 5)
-        self.drop = nn.Dropout(0.2)
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        h = self.table(tokens)
-        h = h if mask is None else h * mask[..., None]
-        return self.head(h + self.drop(self.down(torch.relu(self.up(self.norm(h))))))
+def words(net: Any, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    h = net.table(tokens)
+    h = h if mask is None else h * mask[..., None]
+    return net.head(h + net.drop(net.down(torch.relu(net.up(net.norm(h))))))
 
 
 def test_tokens_keywords_and_dropout() -> None:
-    torch.manual_seed(0)
     tokens = torch.randint(0, 7, (3, 5))
-    certificate = bracket(Words(), kwargs={"tokens": tokens, "mask": torch.ones(3, 5)})
+    model = network(
+        words, table=nn.Embedding(7, 4), norm=nn.LayerNorm(4), up=nn.Linear(4, 6),
+        down=nn.Linear(6, 4), head=nn.Linear(4, 5), drop=nn.Dropout(0.2),
+    )  # fmt: skip
+    certificate = bracket(model, kwargs={"tokens": tokens, "mask": torch.ones(3, 5)})
     assert certificate.units_at_most == certificate.units
 
 
-class Lower(nn.Module):
+def lower(net: Any, x: Tensor) -> Tensor:
     """Norms and softmaxes that name a lower precision, as those of language models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.scores, self.last = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
-        self.weight = nn.Parameter(0.1 * torch.randn(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.first(x)).float()
-        h = (
-            h
-            * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6)
-            * (1.0 + self.weight.to(torch.float32))
-        )
-        h = h.type_as(x)
-        return torch.softmax(self.scores(h), -1, dtype=torch.float32).to(h.dtype) * self.last(h)
+    h = torch.relu(net.first(x)).float()
+    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + net.weight.float())
+    h = h.type_as(x)
+    return torch.softmax(net.scores(h), -1, dtype=torch.float32).to(h.dtype) * net.last(h)
 
 
-def test_a_lower_precision_in_the_code_does_not_open_the_bracket() -> None:
+def echo(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Most of its outputs depend on one scalar alone."""
+    return net.body(x), (net.gain * x).repeat(1, 40)
+
+
+def detached(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients see neither the norm of `a`, which hides a scale of each row, nor what the first
+    output does to the scales of `b`.
+    """
+    h = torch.relu(net.a(x) / net.a.weight.detach().norm(dim=1))
+    with torch.no_grad():
+        seen = net.b(h).relu()
+    return seen, net.c(torch.relu(net.b(h)))
+
+
+# what might open a bracket: a network, the shapes of its inputs, and its units
+CLOSED: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
+    "a lower precision in the code": (
+        lambda: network(
+            lower, first=nn.Linear(4, 6), scores=nn.Linear(6, 3), last=nn.Linear(6, 3),
+            weight=nn.Parameter(0.1 * torch.randn(6)),
+        ),
+        ((8, 4),), 7,
+    ),
+    "samples that tell next to nothing": (
+        lambda: network(echo, body=mlp(3, 12, 12, 2), gain=nn.Parameter(torch.tensor(0.7))),
+        ((8, 3),), 24,
+    ),
+    "gradients that are cut": (
+        lambda: network(detached, a=nn.Linear(3, 4), b=nn.Linear(4, 2), c=nn.Linear(2, 2)),
+        ((4, 3),), 4,
+    ),
+    # batch norm of two numbers is 1 and -1, whatever they are
+    "a batch of two": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)),
+        ((2, 3),), 8,
+    ),
+    # torch's batched backward pass of ``cdist`` gives other gradients than one by one
+    "batching rules that are wrong": (
+        lambda: network(
+            lambda net, x, y: torch.cdist(net.left(x), net.right(y)),
+            left=mlp(3, 8, 6), right=mlp(3, 7, 6),
+        ),
+        ((4, 3), (3, 3)), 15,
+    ),
+    "norms by running statistics": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+            nn.ReLU(), nn.Conv2d(4, 2, 1),
+        ).eval(),
+        ((2, 3, 6, 6),), 8,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CLOSED)
+def test_nothing_of_this_opens_the_bracket(what: str) -> None:
+    build, shapes, units = CLOSED[what]
     torch.manual_seed(0)
-    certificate = bracket(Lower(), torch.randn(8, 4))
-    assert certificate.units == certificate.units_at_most == 7
+    certificate = bracket(build(), *map(torch.randn, shapes))
+    assert certificate.units == certificate.units_at_most == units
     # rounding errors of float32 would stand at 1e-7
     assert certificate.upper_bound["smallest_kept"] > 1e-6
-    assert "not attempted" not in certificate.upper_bound["evidence"]
-
-
-class Echo(nn.Module):
-    """Most of its outputs depend on one scalar alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.gain = mlp(3, 12, 12, 2), nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.net(x), (self.gain * x).repeat(1, 40)
-
-
-def test_samples_that_tell_next_to_nothing_do_not_open_the_bracket() -> None:
-    torch.manual_seed(0)
-    certificate = bracket(Echo(), torch.randn(8, 3))
-    assert certificate.units == certificate.units_at_most == 24
-
-
-class Detached(nn.Module):
-    """Gradients see neither the norm of `a`, nor what the first output
-    does to the scales of `b`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.relu(self.a(x) / self.a.weight.detach().norm(dim=1))
-        with torch.no_grad():
-            seen = self.b(h).relu()
-        return seen, self.c(torch.relu(self.b(h)))
-
-
-def test_bounds_speak_of_the_function_where_gradients_are_cut() -> None:
-    torch.manual_seed(0)
-    certificate = bracket(Detached(), torch.randn(4, 3))
-    # the norm hides a scale of each row of a; b is fixed by the first output
-    assert certificate.units == certificate.units_at_most == 4
+    if what == "a batch of two":
+        assert "32x3" in certificate.upper_bound["evidence"]
 
 
 def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,23 +220,10 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return grad
 
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(Straight.apply(self.a(x)))
-
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.a(x).argmax(-1)
-
-    for model, reason in ((Own(), "gradients"), (Chosen(), "no output has a derivative")):
+    a, b = nn.Linear(3, 4), nn.Linear(4, 2)
+    own = network(lambda net, x: net.b(Straight.apply(net.a(x))), a=a, b=b)
+    chosen = network(lambda net, x: net.a(x).argmax(-1), a=a)
+    for model, reason in ((own, "gradients"), (chosen, "no output has a derivative")):
         certificate = bracket(model, x)
         assert certificate.units_at_most is None
         assert reason in certificate.upper_bound["evidence"]
@@ -254,18 +235,6 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "seconds" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
 
 
-class WrongBackward(torch.autograd.Function):
-    """A rectifier whose backward pass returns one gradient too many."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], grads[0]
-
-
 class OneType(nn.Module):
     """What refuses float64, as fake quantisation does."""
 
@@ -275,14 +244,8 @@ class OneType(nn.Module):
         )
 
 
-class Rectifier(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return WrongBackward.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@pytest.mark.parametrize("between", [Rectifier(), OneType()])
-def test_what_has_no_derivative_is_said_in_the_words_of_torch(between: nn.Module) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), between, nn.Linear(3, 2))
+def test_what_has_no_derivative_is_said_in_the_words_of_torch() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), OneType(), nn.Linear(3, 2))
     bound = ps.verify(model, torch.randn(5, 4), upper_bound=True).upper_bound
     assert bound is not None and bound["at_most"] is None
     assert "its backward pass raises RuntimeError" in bound["evidence"], bound["evidence"]
@@ -316,23 +279,9 @@ def test_random_weights_are_drawn_in_the_order_of_the_model() -> None:
     assert list(sampler.weights) == [name for name, _ in model.named_parameters()]
 
 
-class Normed(nn.Module):
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.up, self.norm, self.mid, self.down = (
-            nn.Linear(3, 6),
-            nn.LayerNorm(6, eps),
-            nn.Linear(6, 4),
-            nn.Linear(4, 2),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.relu(self.mid(self.norm(self.up(x)))))
-
-
 def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
-    torch.manual_seed(0)
-    certificate = ps.verify(Normed(1e-3), torch.randn(7, 3), upper_bound=True)
+    model = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6, 1e-3), *mlp(6, 4, 2))
+    certificate = bracket(model, torch.randn(7, 3))
     assert certificate.units_at_most == certificate.units
     bound = certificate.upper_bound
     assert (
@@ -354,46 +303,10 @@ def test_without_eps_both_levels_are_one() -> None:
         assert certificate.upper_bound["exact_at_most"] == certificate.units_exact
 
 
-def test_a_batch_of_two_does_not_open_the_bracket() -> None:
-    # batch norm of two numbers is 1 and -1, whatever they are
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    certificate = ps.verify(model, torch.randn(2, 3), upper_bound=True)
-    assert certificate.units_at_most == certificate.units == 8
-    assert "32x3" in certificate.upper_bound["evidence"]
-
-
-def test_batching_rules_that_are_wrong_are_not_used() -> None:
-    """Torch's batched backward pass of ``cdist`` gives other gradients than one by one."""
-
-    class Far(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right = (
-                nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 6)) for n in (8, 7)
-            )
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return torch.cdist(self.left(x), self.right(y))
-
-    torch.manual_seed(0)
-    certificate = ps.verify(Far(), torch.randn(4, 3), torch.randn(3, 3), upper_bound=True)
-    assert certificate.units == certificate.units_at_most == 15
-
-
-def test_norms_by_running_statistics_are_differentiated_by_them() -> None:
-    torch.manual_seed(0)
-    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
-    certificate = ps.verify(model, torch.randn(2, 3, 6, 6), upper_bound=True)
-    assert certificate.units == certificate.units_at_most == 8
-
-
 def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
     """Seen at one pixel, a depthwise kernel has a used tap and others: a third kind of
     log-scales.
     """
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.ReLU()
     )

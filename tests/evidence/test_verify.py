@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, Between, network
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 import pathspace as ps
 from pathspace.evidence.theorems import tree_problem
-from pathspace.inference.registry import RULES
 
 KEYS = {
     "weights",
@@ -38,28 +34,15 @@ KEYS = {
 @pytest.mark.parametrize("name", sorted(CASES)[::4])
 def test_certificates_hold_and_are_json(name: str) -> None:
     model, args = CASES[name]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     certificate = ps.verify(model, *args)
     assert certificate.holds, certificate
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     data = json.loads(certificate.to_json())
     assert data.keys() >= KEYS
     assert data["rank"] in (data["dimension"], None)
     assert data["invariance"]["max_relative_violation"] <= data["invariance"]["tolerance"]
     assert str(data["dimension"]) in str(certificate).replace(",", "")
-
-
-def test_an_unsound_rule_is_refuted() -> None:
-    """GELU declared homogeneous: the symmetries it would have are not there."""
-    known = RULES["aten.gelu"]
-    RULES["aten.gelu"] = lambda semantics, x, **kwargs: x
-    try:
-        model = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-        certificate = ps.verify(model, torch.randn(6, 3))
-    finally:
-        RULES["aten.gelu"] = known
-    assert certificate.units == 4
-    assert certificate.invariance["holds"] is False
-    assert not certificate.holds
-    assert ps.verify(model, torch.randn(6, 3)).holds
 
 
 def test_eps_of_a_normalisation_is_reported() -> None:
@@ -70,6 +53,7 @@ def test_eps_of_a_normalisation_is_reported() -> None:
     certificate = ps.verify(model, x)
     assert certificate.holds
     assert certificate.units == 8
+    assert certificate.invariance["trials"]["tried"] > 0
     assert (
         certificate.invariance["rescaling_as_it_stands"]
         > 1e-3
@@ -102,17 +86,8 @@ def test_weights_that_are_no_numbers_are_refused(poison: float) -> None:
 
 
 def test_a_model_that_insists_on_single_precision() -> None:
-    class Single(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(
-                torch.relu(self.first(x)).float() + torch.zeros(4, dtype=torch.float32)
-            )
-
-    certificate = ps.verify(Single(), torch.randn(2, 3))
+    single = Between(lambda h: torch.relu(h).float() + torch.zeros(6, dtype=torch.float32))
+    certificate = ps.verify(single, torch.randn(2, 4))
     assert certificate.holds
     assert certificate.invariance["dtype"] == "float32"
 
@@ -128,33 +103,12 @@ def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.M
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_rescaling_keeps_the_function_in_eval_mode() -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=1e-20), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2)
-    )
-    model(torch.randn(8, 3, 6, 6))
-    model = model.double().eval()
-    x = torch.randn(2, 3, 6, 6).double()
-    graph = ps.trace(model, x)
-    before = model(x)
-    phi = torch.from_numpy(np.random.default_rng(0).normal(size=graph.num_units))
-    ps.rescale_(model, graph, phi)
-    assert torch.allclose(model(x), before, rtol=1e-10)
-    with pytest.raises(ps.InputError, match="phi"):
-        ps.rescale_(model, graph, phi[1:])
-
-
 def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.out = nn.Linear(60, 30), nn.Linear(60, 30), nn.Linear(30, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.a(x).relu() * self.b(x).relu())
-
-    certificate = ps.verify(Gated(), torch.randn(4, 60))
+    gated = network(
+        lambda net, x: net.out(net.a(x).relu() * net.b(x).relu()),
+        a=nn.Linear(60, 30), b=nn.Linear(60, 30), out=nn.Linear(30, 2),
+    )  # fmt: skip
+    certificate = ps.verify(gated, torch.randn(4, 60))
     assert certificate.method == "certificate" and certificate.units == 60 and certificate.holds
 
 
@@ -180,20 +134,12 @@ def test_outputs_of_zero_are_said_to_show_nothing() -> None:
     assert "nothing could have been seen to change" in certificate.invariance["evidence"]
 
 
-class Two(nn.Module):
+def two(between: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     """Two layers, and what happens between them."""
-
-    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.other, self.between = (
-            nn.Linear(3, 4),
-            nn.Linear(4, 2),
-            nn.Linear(3, 4),
-            between,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.between(self, x))
+    return network(
+        lambda net, x: net.b(between(net, x)),
+        a=nn.Linear(3, 4), b=nn.Linear(4, 2), other=nn.Linear(3, 4),
+    )  # fmt: skip
 
 
 class Reversed(torch.autograd.Function):
@@ -208,24 +154,6 @@ class Reversed(torch.autograd.Function):
         return -grads[0]
 
 
-def kept(model: nn.Module, x: Tensor) -> Tensor:
-    model.kept = {"hidden": [torch.relu(model.a(x))]}
-    return model.kept["hidden"][0]
-
-
-def test_models_that_hold_activations_or_locks_are_copied() -> None:
-    x = torch.randn(5, 3)
-    model = Two(kept)
-    model.lock = threading.Lock()
-    model(x)
-    assert ps.verify(model, x).holds
-    assert model.kept["hidden"][0].requires_grad
-    pruned = Two(lambda model, x: torch.relu(model.a(x)))
-    prune.l1_unstructured(pruned.a, "weight", 5)
-    pruned(x)
-    assert ps.verify(pruned, x).holds
-
-
 def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
     x = torch.randn(5, 3)
     between = (
@@ -234,25 +162,20 @@ def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
         lambda model, x: Reversed.apply(torch.relu(model.a(x))),
     )
     for step in between:
-        certificate = ps.verify(Two(step), x)
+        certificate = ps.verify(two(step), x)
         assert certificate.units == 4 and certificate.holds, certificate
 
 
 def test_branches_run_after_they_were_verified() -> None:
     # what torch.cond compiles while operations are recorded would fail from then on
-    class Branch(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+    def branch(net: Any, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.relu, torch.neg, (net.a(x),))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.b(torch.cond(x.sum() > 0, torch.relu, torch.neg, (self.a(x),)))
-
-    model, x = Branch(), torch.randn(5, 3)
+    model, x = two(branch), torch.randn(5, 3)
     with torch.no_grad():
         before = model(x)
         assert ps.verify(model, x).holds
-        assert torch.equal(model(x), before) and Branch()(x).shape == before.shape
+        assert torch.equal(model(x), before) and two(branch)(x).shape == before.shape
 
 
 @pytest.mark.slow
@@ -268,39 +191,26 @@ def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
         )
 
     with pytest.raises(ps.CaptureError, match="not among its operands"):
-        ps.verify(Two(branches), x)
+        ps.verify(two(branches), x)
 
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.TransformerEncoderLayer(
-                4, 2, 3, dropout=0.0, batch_first=True, norm_first=True
-            )
+    layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True, norm_first=True)
+    masked = network(lambda net, x, mask: net.layer(x, src_mask=mask), layer=layer)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    assert ps.verify(masked, torch.randn(2, 3, 4), mask).holds
 
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.layer(x, src_mask=mask)
+    def aggregated(net: Any, x: Tensor, near: Tensor) -> Tensor:
+        return torch.sparse.mm(near, net.b(torch.relu(torch.sparse.mm(near, net.a(x)))))
 
-    assert ps.verify(
-        Masked(), torch.randn(2, 3, 4), nn.Transformer.generate_square_subsequent_mask(3)
-    ).holds
-
-    class Graph(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor, near: Tensor) -> Tensor:
-            return torch.sparse.mm(near, self.b(torch.relu(torch.sparse.mm(near, self.a(x)))))
-
+    graph = network(aggregated, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     near = torch.eye(4).to_sparse()
-    assert ps.verify(Graph(), x, near).holds
+    assert ps.verify(graph, x, near).holds
     with pytest.raises(ps.InputError, match="inputs"):
-        ps.verify(Graph(), x, near * float("nan"))
+        ps.verify(graph, x, near * float("nan"))
 
 
 @pytest.mark.parametrize("gate", [torch.arange(1, 5), torch.tensor([True, False, True, True])])
 def test_parameters_of_whole_numbers_are_constants(gate: Tensor) -> None:
-    model = Two(lambda model, x: torch.relu(model.a(x)) * model.gate)
+    model = two(lambda model, x: torch.relu(model.a(x)) * model.gate)
     model.gate, x = nn.Parameter(gate, requires_grad=False), torch.randn(5, 3)
     certificate = ps.verify(model, x)
     assert certificate.holds
@@ -311,23 +221,16 @@ def test_parameters_of_whole_numbers_are_constants(gate: Tensor) -> None:
 
 
 def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.w, self.norm, self.out = (
-                nn.Linear(2, 3),
-                nn.Linear(3, 3),
-                nn.BatchNorm1d(3),
-                nn.Linear(3, 1),
-            )
+    def loop(net: Any, x: Tensor) -> Tensor:
+        h = torch.zeros(x.shape[1], 3, dtype=x.dtype)
+        for step in x:
+            h = torch.relu(net.norm(net.a(step) + net.w(h)))
+        return net.out(h)
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = torch.zeros(x.shape[1], 3, dtype=x.dtype)
-            for step in x:
-                h = torch.relu(self.norm(self.a(step) + self.w(h)))
-            return self.out(h)
-
-    model, x = Loop(), torch.randn(3, 6, 2)
+    model = network(
+        loop, a=nn.Linear(2, 3), w=nn.Linear(3, 3), norm=nn.BatchNorm1d(3), out=nn.Linear(3, 1)
+    )
+    x = torch.randn(3, 6, 2)
     model(x)
     certificate = ps.verify(model.eval(), x)
     assert certificate.holds
@@ -355,30 +258,18 @@ def test_models_that_round_inside_are_not_refuted_for_it() -> None:
     to refute the exact level.
     """
 
-    class Rounding(nn.Module):
-        def forward(self, h: Tensor) -> Tensor:
-            return h.float().relu().to(h.dtype)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), Rounding(), nn.Linear(6, 2)).double()
+    model = Between(lambda h: h.float().relu().to(h.dtype)).double()
     certificate = ps.verify(model, torch.randn(5, 4).double())
     assert certificate.holds and certificate.units == 6, certificate.invariance["evidence"]
 
 
-class Single(nn.Module):
-    """Computes a layer in float32, whatever the type of its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out((x.float() @ self.first.weight.float().T).relu().to(x.dtype))
-
-
 def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
-    torch.manual_seed(0)
-    model, x = Single(), torch.randn(400, 3)
+    # a layer in float32, whatever the type of its weights
+    model = network(
+        lambda net, x: net.out((x.float() @ net.first.weight.float().T).relu().to(x.dtype)),
+        first=nn.Linear(3, 4, bias=False), out=nn.Linear(4, 2),
+    )  # fmt: skip
+    x = torch.randn(400, 3)
     weight = model.first.weight[0].detach()
     # half of the samples are orthogonal to the weights of a unit, up to rounding
     x[:200] -= (x[:200] @ weight)[:, None] * weight / weight.square().sum()
@@ -386,27 +277,16 @@ def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
     assert found["holds"] and found["rectifiers"] == 4 * 400 and not found["switched"]
 
 
-class _Centred(nn.Module):
-    """The mean of what an instance norm has centred, which is 0 but for rounding."""
-
-    def __init__(self, behind: nn.Module) -> None:
-        super().__init__()
-        self.one, self.other, self.norm = (
-            nn.Conv2d(2, 3, 3),
-            nn.Conv2d(3, 3, 3),
-            nn.InstanceNorm2d(3),
-        )
-        self.behind = behind
-
-    def forward(self, x: Tensor) -> Any:
-        return self.behind(self.norm(self.other(torch.relu(self.one(x)))).mean((2, 3)))
-
-
 @pytest.mark.parametrize("behind", [nn.Identity(), nn.LayerNorm(3), nn.ReLU()])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_that_are_rounding_alone_refute_nothing(behind: nn.Module, seed: int) -> None:
     torch.manual_seed(seed)
-    certificate = ps.verify(_Centred(behind), torch.randn(2, 2, 9, 9))
+    # the mean of what an instance norm has centred, which is 0 but for rounding
+    centred = network(
+        lambda net, x: net.behind(net.norm(net.other(net.one(x).relu())).mean((2, 3))),
+        one=nn.Conv2d(2, 3, 3), other=nn.Conv2d(3, 3, 3), norm=nn.InstanceNorm2d(3), behind=behind,
+    )  # fmt: skip
+    certificate = ps.verify(centred, torch.randn(2, 2, 9, 9))
     assert certificate.holds and certificate.theorem2["holds"] is None
     assert "rounding decides, and nothing can be said" in certificate.theorem2["evidence"]
 
@@ -414,18 +294,13 @@ def test_outputs_that_are_rounding_alone_refute_nothing(behind: nn.Module, seed:
 def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
     """As experts in float64, for which torch has no kernel."""
 
-    class NoKernel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 2)
+    def no_kernel(net: Any, x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting():
+            raise RuntimeError("no kernel for this type")
+        return net.a(x).relu()
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not torch.compiler.is_exporting():
-                raise RuntimeError("no kernel for this type")
-            return self.linear(x).relu()
-
-    with pytest.raises(ps.CaptureError, match="NoKernel"):
-        ps.verify(NoKernel(), torch.randn(3, 2))
+    with pytest.raises(ps.CaptureError, match="no kernel for this type"):
+        ps.verify(two(no_kernel), torch.randn(3, 3))
 
 
 def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
@@ -439,37 +314,23 @@ def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
         ps.verify(model, x, graph=model)  # type: ignore[arg-type]
 
 
-class _OnlyTheFirstToken(nn.Module):
-    """Adds a vector to each of five tokens, sorts every token, and reads the first one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.places = nn.Parameter(torch.randn(5, 4))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        # (a sort has no case of its own in the search for what the outputs read)
-        return self.leave(torch.relu(self.enter(tokens) + self.places).sort(-1)[0][:, 0])
-
-
 def test_weights_of_dropped_values_are_named() -> None:
-    third = ps.verify(_OnlyTheFirstToken(), torch.randn(2, 5, 3)).theorem3
+    """A vector is added to each of five tokens, each token is sorted, and the first one is read."""
+    model = network(
+        # (a sort has no case of its own in the search for what the outputs read)
+        lambda net, x: net.leave(torch.relu(net.enter(x) + net.places).sort(-1)[0][:, 0]),
+        enter=nn.Linear(3, 4), leave=nn.Linear(4, 2), places=nn.Parameter(torch.randn(5, 4)),
+    )  # fmt: skip
+    third = ps.verify(model, torch.randn(2, 5, 3)).theorem3
     assert not third["holds"] and "16 of the 46 weights are on none of them" in third["evidence"]
 
 
-class _Repeated(nn.Module):
-    """Repeats rows by a constant tensor, so that the captured graph does not know their number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.leave(torch.relu(self.enter(x)).repeat_interleave(torch.tensor([1, 0, 2]), 0))
-
-
 def test_sizes_that_the_graph_does_not_know_are_no_obstacle() -> None:
-    certificate = ps.verify(_Repeated(), torch.randn(3, 3))
+    """Rows are repeated by a constant tensor, so that the graph does not know their number."""
+    repeats = torch.tensor([1, 0, 2])
+    certificate = ps.verify(
+        two(lambda net, x: net.a(x).relu().repeat_interleave(repeats, 0)), torch.randn(3, 3)
+    )
     assert certificate.holds and certificate.units == 4
 
 

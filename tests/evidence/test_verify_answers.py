@@ -5,6 +5,7 @@ complex, gradients sparse, tensors plain attributes, or inputs ignored.
 from __future__ import annotations
 
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -40,7 +41,6 @@ def test_a_training_batch_norm_in_an_evaluated_model_gets_a_bound() -> None:
 
 
 def test_a_tracked_instance_norm_that_is_frozen_is_certified() -> None:
-    torch.manual_seed(0)
     norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
     model = nn.Sequential(nn.Conv1d(3, 4, 1), norm, nn.ReLU(), nn.Conv1d(4, 2, 1))
     model[1].eval()
@@ -58,53 +58,35 @@ class Spectral(nn.Module):
 
 
 def test_a_model_of_complex_parameters_is_verified() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(Spectral(2, 4), nn.ReLU(), Spectral(4, 3))
     found = ps.verify(model, torch.randn(2, 2, 8), upper_bound=True)
     assert found.holds
 
 
 def test_a_model_that_ignores_its_input_is_called_so() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), nn.LayerNorm(1))
     x = torch.randn(6, 3)
     assert torch.equal(model(x), model(3 * x + 1))
     assert ps.verify(model, x).invariance["vacuous"]
 
 
-class Looked(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.e, self.f = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)
-
-    def forward(self, i: Tensor) -> Tensor:
-        return self.f(torch.relu(self.e(i)))
-
-
 def test_a_sparse_embedding_gets_a_bound() -> None:
-    torch.manual_seed(0)
-    found = ps.verify(Looked(), torch.tensor([[0, 1, 2], [3, 4, 0]]), upper_bound=True)
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.ReLU(), nn.Linear(4, 2))
+    found = ps.verify(model, torch.tensor([[0, 1, 2], [3, 4, 0]]), upper_bound=True)
     assert (found.units, found.units_at_most) == (4, 4)
 
 
-class Attribute(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.k = nn.Linear(3, 4), nn.Linear(4, 2), torch.eye(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.relu(self.a(x @ self.k)))
-
-
 def test_a_plain_tensor_attribute_does_not_make_verify_fall_back() -> None:
-    torch.manual_seed(0)
-    found = ps.verify(Attribute(), torch.randn(5, 3), upper_bound=True)
+    model = network(
+        lambda net, x: net.b(torch.relu(net.a(x @ net.k))),
+        a=nn.Linear(3, 4), b=nn.Linear(4, 2), k=torch.eye(3),
+    )  # fmt: skip
+    found = ps.verify(model, torch.randn(5, 3), upper_bound=True)
     words = found.upper_bound["evidence"]
     assert found.units_at_most == 4 or "self.k" in words or "attribute" in words
 
 
 def test_a_bound_that_is_not_attempted_names_the_true_reason() -> None:
-    torch.manual_seed(0)
     layers = nn.GroupNorm(2, 4), nn.BatchNorm2d(4, affine=False), nn.LeakyReLU()
     found = ps.verify(nn.Sequential(*layers), torch.randn(3, 4, 5, 5), upper_bound=True)
     assert "detached" not in found.upper_bound["evidence"]

@@ -89,8 +89,6 @@ def path_problem(graph: Any, skeleton: Any) -> PathProblem:
             for b, i in zip(blocks[1:], indices[1:], strict=True)
         ]
 
-    tree_in, tree_out = (
-        tree(skeleton.tree_in.block, skeleton.tree_in.index),
-        tree(skeleton.tree_out.block, skeleton.tree_out.index),
-    )
+    tree_in = tree(skeleton.tree_in.block, skeleton.tree_in.index)
+    tree_out = tree(skeleton.tree_out.block, skeleton.tree_out.index)
     return PathProblem(*edge_ends(graph), slots, tree_in, tree_out)

@@ -149,6 +149,11 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
+    """Nested inputs with another tensor in the place of one of theirs."""
+    return tree_map(lambda leaf: new.clone() if leaf is old else leaf, given)
+
+
 def finite(record: Any, *except_for: str) -> None:
     """No number of a record is infinite or not a number."""
     for name, value in asdict(record).items() if is_dataclass(record) else record:
@@ -175,15 +180,8 @@ def signal(subject: Subject) -> str:
             value = first(output)
             if value is not None:
                 # one tensor given several times stays one
-                copies: dict[int, Tensor] = {}
-                seen.append(
-                    (
-                        name,
-                        module,
-                        *tree_map(partial(kept, copies), (args, kwargs)),
-                        value.detach().clone(),
-                    )
-                )
+                given = tree_map(partial(kept, {}), (args, kwargs))
+                seen.append((name, module, *given, value.detach().clone()))
 
         return hook
 
@@ -233,15 +231,11 @@ def signal(subject: Subject) -> str:
             continue
         twin = safe_deepcopy(module)
 
-        def run(
-            z: Tensor,
-            twin: nn.Module = twin,
-            args: Any = args,
-            kwargs: Any = kwargs,
-            old: Any = source,
-        ) -> Any:
-            swapped = tree_map(lambda v: z.clone() if v is old else v, (args, kwargs))
-            return first(twin(*swapped[0], **swapped[1]))
+        given = args, kwargs
+
+        def run(z: Tensor, twin: nn.Module = twin, given: Any = given, old: Any = source) -> Any:
+            args, kwargs = replaced(given, old, z)
+            return first(twin(*args, **kwargs))
 
         with sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
             square = float(explicit(run, source).double().square().sum())
@@ -271,14 +265,11 @@ def gradients(subject: Subject) -> str:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     stacks = []
     for inputs in (subject.inputs, other):
-        saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        with torch.random.fork_rng(devices=[]):
+        with subject.alone():
             output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
             loss, wanted = subject.loss(output), [p for _, p in named]
             # (some models keep parts of their graph from one run to the next)
             stacks.append(torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True))
-        for buffer, value in saved:
-            buffer.data.copy_(value)
     table = dx.gradients(model, subject.loss, [(subject.inputs, None), (other, None)])
     reached = [
         name
@@ -298,15 +289,10 @@ def gradients(subject: Subject) -> str:
         finite(row)
         mean = both.mean(0)
         near(row.rms, float(mean.square().mean().sqrt()), slack, f"RMS of {name}", 1e-4 * largest)
-        near(
-            row.variance,
-            float(mean.var(correction=0)),
-            slack,
-            f"variance of {name}",
-            1e-4 * largest**2,
-        )
+        variance, noise, size = float(mean.var(correction=0)), float(both.var(0).mean()), largest**2
+        near(row.variance, variance, slack, f"variance of {name}", 1e-4 * size)
         assert row.noise is not None
-        near(row.noise, float(both.var(0).mean()), slack, f"noise of {name}", 1e-4 * largest**2)
+        near(row.noise, noise, slack, f"noise of {name}", 1e-4 * size)
     return f"{len(table)} tensors"
 
 
@@ -374,20 +360,13 @@ def spectra(subject: Subject) -> str:
             source = first((subject.args, subject.kwargs))
 
             def run(z: Tensor) -> Any:
-                args, kwargs = tree_map(
-                    lambda v: z.clone() if v is source else v, (subject.args, subject.kwargs)
-                )
+                args, kwargs = replaced((subject.args, subject.kwargs), source, z)
                 return first(subject.model(*args, **kwargs))
 
             assert source is not None
             exact = explicit(run, source).reshape(rows, columns).double().numpy()
-        near(
-            float(np.abs(matrix - exact).max()),
-            0.0,
-            1.0,
-            "the matrix",
-            slack * float(np.abs(exact).max()),
-        )
+        size = slack * float(np.abs(exact).max())
+        near(float(np.abs(matrix - exact).max()), 0.0, 1.0, "the matrix", size)
     return "the matrix"
 
 
@@ -472,15 +451,8 @@ def cost(subject: Subject) -> str:
             )
             layered[0] += place.numel() * channels // module.groups * math.prod(module.kernel_size)
 
-    kinds = (
-        nn.Linear,
-        nn.Conv1d,
-        nn.Conv2d,
-        nn.Conv3d,
-        nn.ConvTranspose1d,
-        nn.ConvTranspose2d,
-        nn.RNNBase,
-    )
+    convolutions = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d
+    kinds = (nn.Linear, *convolutions, nn.RNNBase)
     handles = [m.register_forward_hook(count) for m in model.modules() if isinstance(m, kinds)]
     with subject.alone(), FlopCounterMode(display=False) as counter:
         model(*subject.args, **subject.kwargs)
@@ -530,9 +502,8 @@ def chain(subject: Subject) -> str:
     record = found.observe(subject.loss, subject.inputs, None)
     assert record.names == tuple(node.name for node in found.nodes)
     known = record.cosines[~record.cosines.isnan()]
-    assert bool((known.abs() <= 1).all()) and bool(
-        record.direction_norms.nan_to_num().isfinite().all()
-    )
+    assert bool((known.abs() <= 1).all())
+    assert bool(record.direction_norms.nan_to_num().isfinite().all())
     compared = 0
     for node in found.nodes:
         total, alone = float(record.products[node.index].sum()), float(record.gauge[node.index])
@@ -547,14 +518,12 @@ def chain(subject: Subject) -> str:
         if alone == alone and total == total and not repeated:
             near(total, alone, subject.tolerance, f"<z, g> of {node.name}", bound)
             compared += 1
+    # (by the kernels that were observed)
     with torch.random.fork_rng(devices=[]), found.watch() as watch:
         saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         output = model(*subject.args, **subject.kwargs)
-        torch.autograd.grad(
-            subject.loss(output),
-            [p for p in model.parameters() if p.requires_grad],
-            allow_unused=True,
-        )
+        wanted = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(subject.loss(output), wanted, allow_unused=True)
     for buffer, value in saved:
         buffer.data.copy_(value)
     assert torch.allclose(
@@ -573,14 +542,7 @@ def page(subject: Subject) -> str:
     return f"{len(found.facts)} parts"
 
 
-MEASURED = (
-    signal,
-    gradients,
-    spectra,
-    degeneracy,
-    cost,
-    conserved,
-)
+MEASURED = (signal, gradients, spectra, degeneracy, cost, conserved)
 CHECKS: dict[str, Callable[[Subject], str]] = {
     check.__name__: check for check in (*MEASURED, chain, page)
 }

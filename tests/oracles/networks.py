@@ -84,11 +84,9 @@ class RNNWithState(nn.Module):
 
     def __init__(self, kind: Literal["parameter", "input", "output"]) -> None:
         super().__init__()
-        self.kind, self.rnn, self.head = (
-            kind,
-            nn.RNN(2, 3, nonlinearity="relu", batch_first=True),
-            nn.Linear(3, 2),
-        )
+        self.kind = kind
+        self.rnn = nn.RNN(2, 3, nonlinearity="relu", batch_first=True)
+        self.head = nn.Linear(3, 2)
         if kind == "parameter":
             self.start = nn.Parameter(torch.randn(1, 1, 3))
 

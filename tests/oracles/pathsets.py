@@ -24,69 +24,15 @@ import torch
 from torch import Tensor, nn
 
 MOVEMENT = frozenset(
-    {
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "permute",
-        "transpose",
-        "t",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "expand_as",
-        "repeat",
-        "contiguous",
-        "chunk",
-        "split",
-        "narrow",
-        "select",
-        "unbind",
-        "cat",
-        "concat",
-        "stack",
-        "roll",
-        "flip",
-        "movedim",
-        "swapaxes",
-        "new_zeros",
-        "zeros_like",
-        "clone",
-        "detach",
-        "split_with_sizes",
-        "tile",
-        "ravel",
-    }
+    "view reshape flatten unflatten permute transpose t squeeze unsqueeze expand expand_as"
+    " repeat contiguous chunk split narrow select unbind cat concat stack roll flip movedim"
+    " swapaxes new_zeros zeros_like clone detach split_with_sizes tile ravel".split()
 )
 HOMOGENEOUS = frozenset(
-    {
-        "relu",
-        "relu_",
-        "leaky_relu",
-        "leaky_relu_",
-        "dropout",
-        "feature_dropout",
-        "neg",
-        "abs",
-        "to",
-        "double",
-    }
+    "relu relu_ leaky_relu leaky_relu_ dropout feature_dropout neg abs to double".split()
 )
 INHOMOGENEOUS = frozenset(
-    {
-        "gelu",
-        "softmax",
-        "tanh",
-        "sigmoid",
-        "silu",
-        "elu",
-        "exp",
-        "log_softmax",
-        "softplus",
-        "cos",
-        "sin",
-    }
+    "gelu softmax tanh sigmoid silu elu exp log_softmax softplus cos sin".split()
 )
 
 

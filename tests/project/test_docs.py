@@ -30,12 +30,7 @@ ROOT = Path(__file__).parents[2]
 WRITE_AGAIN = "write it again: python tests/project/test_docs.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # pages whose blocks need other names, budgets or files are run by the tests beside them
-ELSEWHERE = {
-    "command-line": "cli/test_main.py",
-    "training": "training/test_training_docs.py",
-    "markov-chain": "diagnostics/test_diagnostics_docs.py",
-    "signal-propagation": "diagnostics/test_signal.py",
-}
+ELSEWHERE = {"command-line": "cli/test_main.py", "training": "training/test_training_docs.py"}
 HERE = [page for page in PAGES if "```python" in page.read_text() and page.stem not in ELSEWHERE]
 
 

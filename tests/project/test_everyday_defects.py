@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -16,17 +17,13 @@ from pathspace.diagnostics import gradients
 from pathspace.fitting.quantise import quantised
 
 
-class Factor(nn.Module):
+def scaled(slope: float = 0.01, factor: float = 1.0, eps: float = 1e-5) -> nn.Module:
     """A number and a tensor that are not registered."""
-
-    def __init__(self, slope: float = 0.01, factor: float = 1.0, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.norm, self.act = nn.BatchNorm1d(6, eps=eps), nn.LeakyReLU(slope)
-        self.factor = torch.tensor(factor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.act(self.norm(self.a(x)))) * self.factor
+    return network(
+        lambda net, x: net.b(net.act(net.norm(net.a(x)))) * net.factor,
+        a=nn.Linear(4, 6), b=nn.Linear(6, 3), norm=nn.BatchNorm1d(6, eps=eps),
+        act=nn.LeakyReLU(slope), factor=torch.tensor(factor),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -36,8 +33,7 @@ class Factor(nn.Module):
 def test_models_with_other_numbers_in_their_code_are_not_the_same(
     settings: dict[str, float], same: bool
 ) -> None:
-    torch.manual_seed(0)
-    a, b = Factor().eval(), Factor(**settings).eval()
+    a, b = scaled().eval(), scaled(**settings).eval()
     b.load_state_dict(a.state_dict())
     x = torch.randn(5, 4)
     graph, groups = ps.trace(a, x), ps.channels(b, x)
@@ -48,21 +44,15 @@ def test_models_with_other_numbers_in_their_code_are_not_the_same(
     assert found.outputs is not None and (found.outputs < 1e-4) is same
 
 
-class Twice(nn.Module):
-    """A layer that is called twice, with zeros the second time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.c(self.b(h) + self.b(h * 0))
+def twice(net: Any, x: Tensor) -> Tensor:
+    """A layer is called twice, with zeros the second time."""
+    h = torch.tanh(net.a(x))
+    return net.c(net.b(h) + net.b(h * 0))
 
 
 def test_all_calls_of_a_layer_count_in_a_match() -> None:
-    torch.manual_seed(0)
-    model, x = Twice(), torch.randn(64, 4)
+    model = network(twice, a=nn.Linear(4, 6), b=nn.Linear(6, 3), c=nn.Linear(3, 2))
+    x = torch.randn(64, 4)
     groups = ps.channels(model, x)
     other = groups.permute({"a.weight": torch.tensor([3, 1, 5, 0, 2, 4])})
     found = groups.match(other, by="activations")
@@ -82,7 +72,6 @@ def test_scales_beyond_the_range_of_a_type_change_nothing(dtype: torch.dtype, ph
 
 
 def test_weights_that_underflow_do_not_fit() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 16, bias=False), nn.ReLU(), nn.Linear(16, 4)
     )
@@ -148,13 +137,9 @@ def ones(count: int) -> list[tuple[Tensor, None]]:
     return [(torch.ones(2, 3), None)] * count
 
 
-class Complex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * self.w).abs()
+def phases() -> nn.Module:
+    w = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+    return network(lambda net, x: (x * net.w).abs(), w=w)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -163,7 +148,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "tensors": (lambda: gradients(MODEL, loss, [torch.ones(2, 3)]), InputTypeError, "is a Tensor"),
     "numbers": (lambda: gradients(MODEL, loss, [5]), InputTypeError, "a batch that is a int"),
     "three": (lambda: gradients(MODEL, loss, [(1, 2, 3)]), InputTypeError, "a tuple of 3"),
-    "complex": (lambda: gradients(Complex(), loss, ones(2)), UnsupportedError, "complex parameter"),
+    "complex": (lambda: gradients(phases(), loss, ones(2)), UnsupportedError, "complex parameter"),
 }  # fmt: skip
 
 

@@ -75,9 +75,7 @@ def test_a_shape_in_place_of_an_input_is_named_as_the_mistake() -> None:
 
 
 @pytest.mark.parametrize("function", [ps.draw, ps.proof, ps.symbolic])
-def test_a_graph_in_place_of_a_skeleton_names_the_missing_call(
-    function: Any,
-) -> None:
+def test_a_graph_in_place_of_a_skeleton_names_the_missing_call(function: Any) -> None:
     model, x = convolutions()
     with pytest.raises(ps.PathspaceError) as caught:
         function(ps.trace(model, x))

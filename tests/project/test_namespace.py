@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 # names that are defined in more than one module -> why they are
 COMMAND = "a command, and the function that it runs"
 ENTRY = "by convention the same in every such module"
-KERNEL = "one kernel, for two kinds of device"
-PUBLIC = "users know both"
 APART = "in packages that do not import each other's"
 TWICE = {
     **dict.fromkeys(

@@ -19,7 +19,6 @@ from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.trainer import Training
 
 MODEL = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-DEEP = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
 X, Y = torch.randn(4, 2), torch.tensor([0, 1, 0, 1])
 Call = Callable[[Any], Any]
 

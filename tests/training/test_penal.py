@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks import figures
+from cases import recomputed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
@@ -28,6 +29,10 @@ from pathspace.training import penalise_
 from pathspace.training.penal import penal, penal_add
 
 TAU = 0.3
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:None of the inputs have requires_grad",
+)
 
 
 class Toy(nn.Module):
@@ -116,6 +121,12 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {name: value for name, value in zip(names, found, strict=True) if value is not None}
 
 
+def explicitly(model: nn.Module, x: Tensor, tau: float = TAU) -> dict[str, Tensor]:
+    """Gradients of the explicit loss of a model that keeps its directions."""
+    loss = model(x).square().sum()
+    return gradients(model, loss + tau / 2 * sum(z.square().sum() for z in model.zs))
+
+
 def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-12) -> None:
     assert a.keys() == b.keys()
     for name, value in a.items():
@@ -138,8 +149,7 @@ def toy(style: str, relu: bool = False) -> tuple[Toy, Tensor]:
 def test_gradient_is_that_of_the_explicit_loss(style: str, relu: bool) -> None:
     model, x = toy(style, relu)
     loss = model(x).square().sum()
-    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
-    plain = gradients(model, model(x).square().sum())
+    explicit, plain = explicitly(model, x), gradients(model, loss)
     count = len(model.zs)
     twin = penalise_(safe_deepcopy(model), x, tau=TAU)
     assert len(twin.penal_connection.nodes) == count
@@ -219,7 +229,6 @@ def test_real_models(name: str) -> None:
 
 
 def test_train_mode_with_other_batch_size() -> None:
-    torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(
         8, 2, 16, dropout=0.1, batch_first=True, norm_first=True
     ).double()
@@ -239,7 +248,6 @@ def test_train_mode_with_other_batch_size() -> None:
         assert model(big).shape == big.shape
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("what", ["module", "method", "closure", "nested"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant: bool, what: str) -> None:
@@ -295,9 +303,9 @@ def test_checkpointing(reentrant: bool, what: str) -> None:
             )
     assert_equal(*results)
     records = [record.cosines for record in watch.records]
-    assert (
-        len(records) == 2 and torch.allclose(*records, rtol=1e-10) and records[0].isfinite().all()
-    )
+    assert len(records) == 2
+    assert torch.allclose(*records, rtol=1e-10)
+    assert records[0].isfinite().all()
     assert torch._C._len_torch_function_stack() == 0 and not RUNNING
     assert len(results[0]) == len(list(model.parameters()))
 
@@ -336,35 +344,31 @@ def test_per_node_and_schedule() -> None:
     penalise_(model, x, tau={"blocks.1": 0.5})
     assert_equal(gradients(model, model(x).square().sum()), explicit)
     connection = model.penal_connection
-    with pytest.raises(InputError, match="none of"):
-        connection.tau = {"blocks.7": 1.0}
-    with pytest.raises(InputError, match="expected a finite number"):
-        connection.tau = "strong"
-    with pytest.raises(InputError, match="expected a finite number"):
-        connection.tau = {"blocks.1": float("inf")}
+    for tau, reason in (
+        ({"blocks.7": 1.0}, "none of"),
+        ("strong", "expected a finite number"),
+        ({"blocks.1": float("inf")}, "expected a finite number"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            connection.tau = tau
     connection.tau, connection.step = {"blocks.1": lambda step: 0.25 * step}, 2
     assert_equal(gradients(model, model(x).square().sum()), explicit)
     connection.remove()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    penalise_(model, x, tau=lambda step: 0.1 * step, optimizer=optimizer)
+    strong = explicitly(model, x, 0.2)
+    connection = penalise_(
+        model, x, tau=lambda step: 0.1 * step, optimizer=optimizer
+    ).penal_connection
     for step in range(3):
-        loss = model(x).square().sum()
-        explicit = gradients(model, model(x).square().sum() + 0.0)
-        model.penal_connection.remove() if step < 0 else None
-        penalty = sum(z.detach().square().sum() for z in model.zs)
-        assert float(penalty) > 0
-        assert model.penal_connection.coefficient(model.penal_connection.nodes[0]) == pytest.approx(
-            0.1 * step
-        )
-        optimizer.zero_grad()
-        loss.backward()
+        assert connection.coefficient(connection.nodes[0]) == pytest.approx(0.1 * step)
+        found = gradients(model, model(x).square().sum())
         optimizer.step()
+    assert_equal(found, strong)
 
 
 def test_functions_for_hand_written_models() -> None:
     model, x = toy("plain")
-    loss = model(x).square().sum()
-    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
+    explicit = explicitly(model, x)
     for add in (lambda x, z: x + penal(z, TAU), lambda x, z: penal_add(x, z, TAU)):
         y = x
         for block in model.blocks:
@@ -438,7 +442,6 @@ def test_small_penalties_are_not_rounded_away(dtype: torch.dtype) -> None:
     """A term below half a unit in the last place is kept in the mean, and
     nothing changes where it is 0.
     """
-    torch.manual_seed(0)
     g = torch.randn(64, 256).to(dtype)
     z = torch.randn(64, 256).to(dtype).requires_grad_()
     unit = float(torch.finfo(dtype).eps)
@@ -457,11 +460,9 @@ class Loop(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.scale, self.breaks = (
-            nn.Linear(6, 6),
-            nn.Parameter(torch.rand(6) + 0.5),
-            False,
-        )
+        self.inner = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.rand(6) + 0.5)
+        self.breaks = False
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(4):
@@ -492,7 +493,6 @@ def compiled(name: str) -> tuple[nn.Module, Tensor]:
     "name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"]
 )
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile(name: str, backend: str) -> None:
     """The compiled model, in one graph, has the gradient of the eager one, and
     follows a change of tau.
@@ -517,7 +517,6 @@ def test_compile(name: str, backend: str) -> None:
     "style", ["plain", "into_branch", "into_stream", "plain_relu_", "alpha_left"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.dtype) -> None:
     """The backend "eager" runs the graph while the additions are still intercepted."""
     model, x = toy(style)
@@ -537,7 +536,6 @@ def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
     model, x = compiled("loop")
     penalise_(model, x, tau=lambda step: 0.1 * step, per="sample", scale=lambda: 2.0)
@@ -570,7 +568,6 @@ def test_compile_around_graph_breaks_and_block_by_block(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_compiled_model_is_measured_uncompiled(backend: str) -> None:
     model, x = compiled("into_stream")
     chain = MarkovChain.trace(model, x)
@@ -587,7 +584,6 @@ def test_a_compiled_model_is_measured_uncompiled(backend: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_first_and_penalised_then() -> None:
     """The model is penalised, by its own name or by that of its wrapper."""
     model, x = compiled("loop")
@@ -641,7 +637,6 @@ def test_a_compiler_that_loses_an_addition_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_autocast() -> None:
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
     x = torch.randn(3, 4, 16)
     exact = penalise_(copy.deepcopy(layer).double(), x.double(), tau=TAU)
@@ -681,7 +676,6 @@ def test_copies_and_pickles_stand_alone() -> None:
 def test_a_penalised_model_in_a_file_keeps_its_penalty(
     tmp_path: Path, norm_first: bool, ran: bool
 ) -> None:
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first
     )
@@ -760,39 +754,28 @@ class SharedAdd(nn.Module):
         self.zs: list[Tensor] = []
 
     def _right(self, x: Tensor) -> Tensor:
-        z = self.f(x).tanh()
-        self.zs.append(z)
-        return self.add(x, z)
+        self.zs.append(self.f(x).tanh())
+        return self.add(x, self.zs[-1])
 
     def _left(self, x: Tensor) -> Tensor:
-        z = self.g(x).tanh()
-        self.zs.append(z)
-        return self.add(z, x)
+        self.zs.append(self.g(x).tanh())
+        return self.add(self.zs[-1], x)
 
     def forward(self, x: Tensor) -> Tensor:
         self.zs = []
         if self.first:
             x = self.add(self.f(x), self.g(x)).sin()
-        for step in (self._right, self._left):
-            if self.skip and step == self._right:
-                continue
-            x = (
-                step(x)
-                if self.reentrant is None
-                else checkpoint(step, x, use_reentrant=self.reentrant)
-            )
+        for step in (self._left,) if self.skip else (self._right, self._left):
+            x = recomputed(step, x, reentrant=self.reentrant)
         return x if self.first else self.add(self.f(x), self.g(x)).sin()
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("first", [False, True], ids=["last", "first"])
 @pytest.mark.parametrize("way", [None, False, True, "compiled"])
 def test_one_module_makes_different_additions(way: Any, first: bool) -> None:
-    torch.manual_seed(0)
     plain, x = SharedAdd(first=first).double(), torch.randn(5, 6, dtype=torch.float64)
-    loss = plain(x).square().sum()
-    wanted = gradients(plain, loss + TAU / 2 * sum(z.square().sum() for z in plain.zs))
+    wanted = explicitly(plain, x)
     model = safe_deepcopy(plain)
     model.reentrant = None if way == "compiled" else way
     assert len(penalise_(model, x, tau=TAU).penal_connection.nodes) == 2
@@ -841,7 +824,6 @@ class SharedBlock(nn.Module):
     ],
 )
 def test_what_follows_a_shared_block_differs(after: tuple[Callable[[Tensor], Tensor], ...]) -> None:
-    torch.manual_seed(0)
     plain, x = SharedBlock(*after).double(), torch.randn(5, 6, dtype=torch.float64)
     chain = MarkovChain.trace(plain, x)
     wanted = explicit_on(plain, chain, lambda: plain(x).square().sum(), TAU)
@@ -850,9 +832,7 @@ def test_what_follows_a_shared_block_differs(after: tuple[Callable[[Tensor], Ten
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_other_additions_than_were_traced_are_refused() -> None:
-    torch.manual_seed(0)
     x, model = torch.randn(4, 6, dtype=torch.float64), Steps().double().eval()
     model.noise = 0.1
     plain = copy.deepcopy(model)
@@ -908,14 +888,12 @@ def test_blocks_in_regions_of_another_mode() -> None:
 
     torch.manual_seed(0)
     model, x = Regions("plain").double(), torch.randn(5, 6, dtype=torch.float64)
-    loss = model(x).square().sum()
-    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
+    explicit = explicitly(model, x)
     assert len(penalise_(model, x, tau=TAU).penal_connection.nodes) == 4
     assert_equal(gradients(model, model(x).square().sum()), explicit)
 
 
 def test_sequences_first() -> None:
-    torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True).double()
     twin = copy.deepcopy(model)
     twin.self_attn.batch_first = True
@@ -995,16 +973,6 @@ def kept(model: nn.Module, x: Tensor) -> int:
     return sum(size for pointer, size in storages.items() if pointer not in own)
 
 
-def test_no_memory_in_pre_norm_blocks() -> None:
-    blocks = [
-        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
-        for _ in range(3)
-    ]
-    model, x = nn.Sequential(*blocks, nn.LayerNorm(16)), torch.randn(4, 6, 16)
-    plain = kept(model, x)
-    assert kept(penalise_(model, x, tau=TAU), x) == plain
-
-
 def test_no_memory_where_a_norm_ends_the_branch() -> None:
     class Block(nn.Module):
         def __init__(self, norm: nn.Module, in_place: bool) -> None:
@@ -1050,39 +1018,29 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
             super().__init__()
             self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
 
+        def saved(self, name: str, function: Callable[..., Tensor], *given: Tensor) -> Tensor:
+            if name != self.part:
+                return function(*given)
+            return checkpoint(function, *given, use_reentrant=reentrant)
+
         def tail(self, x: Tensor, z: Tensor) -> Tensor:
             return torch.relu(x + z)
 
         def body(self, x: Tensor) -> Tensor:
-            z = self.norm(self.conv(x))
-            return (
-                checkpoint(self.tail, x, z, use_reentrant=reentrant)
-                if self.part == "tail"
-                else self.tail(x, z)
-            )
+            return self.saved("tail", self.tail, x, self.norm(self.conv(x)))
 
         def forward(self, x: Tensor) -> Tensor:
-            return (
-                checkpoint(self.body, x, use_reentrant=reentrant)
-                if self.part == "body"
-                else self.body(x)
-            )
+            return self.saved("body", self.body, x)
 
-    class Net(nn.Module):
-        part = ""
-
+    class Net(Block):
         def __init__(self) -> None:
             super().__init__()
-            self.stem, self.blocks = nn.Conv2d(4, 4, 1), nn.ModuleList([Block(), Block()])
+            self.blocks = nn.ModuleList([Block(), Block()])
 
         def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
+            x = self.conv(x)
             for block in self.blocks:
-                x = (
-                    checkpoint(block, x, use_reentrant=reentrant)
-                    if self.part == "module"
-                    else block(x)
-                )
+                x = self.saved("module", block, x)
             return x
 
     model, x = Net().double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)

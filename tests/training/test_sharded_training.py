@@ -186,12 +186,7 @@ def backward(model: nn.Module, x: Tensor, y: Tensor, share: tuple[int, int]) -> 
 
 
 def train(
-    model: nn.Module,
-    optimizer: PathSpace,
-    x: Tensor,
-    y: Tensor,
-    share: tuple[int, int],
-    steps: int,
+    model: nn.Module, optimizer: PathSpace, x: Tensor, y: Tensor, share: tuple[int, int], steps: int
 ) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
@@ -461,9 +456,8 @@ def test_fused_steps_on_shards_go_on_where_others_saved_them(
         saved = four[0][f"saved columns {member}"]
         for found in four + two:
             loaded = found[f"loaded columns {member}"]
-            assert loaded.keys() == saved.keys() and all(
-                torch.equal(loaded[name], saved[name]) for name in saved
-            )
+            assert loaded.keys() == saved.keys()
+            assert all(torch.equal(loaded[name], saved[name]) for name in saved)
             close(found[f"resumed columns {member}"], weights(model))
 
 

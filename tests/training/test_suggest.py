@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import advice
+from cases import network
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -37,19 +38,13 @@ def conv() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(24, 3))
 
 
-class Adapted(nn.Module):
+def adapted() -> nn.Module:
     """A frozen layer with a low-rank adapter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.out = (
-            nn.Linear(5, 8).requires_grad_(False),
-            nn.Linear(8, 3).requires_grad_(False),
-        )
-        self.a, self.b = nn.Parameter(torch.randn(2, 5) / 5), nn.Parameter(torch.zeros(8, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.relu(self.base(x) + x @ self.a.T @ self.b.T))
+    return network(
+        lambda net, x: net.out(torch.relu(net.base(x) + x @ net.a.T @ net.b.T)),
+        base=nn.Linear(5, 8).requires_grad_(False), out=nn.Linear(8, 3).requires_grad_(False),
+        a=nn.Parameter(torch.randn(2, 5) / 5), b=nn.Parameter(torch.zeros(8, 2)),
+    )  # fmt: skip
 
 
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -58,7 +53,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "resnet": (lambda: CifarResNet(8, channels=1, width=4, outputs=3), (1, 6, 6)),
     "vit": (lambda: VisionTransformer(size=6, patch=3, width=8, outputs=3), (1, 6, 6)),
     "gpt": (lambda: CharacterGPT(9, 6, width=8), (6,)),
-    "adapter": (Adapted, (5,)),
+    "adapter": (adapted, (5,)),
 }
 
 
@@ -91,7 +86,6 @@ def falls(
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("tried", [False, True])
 def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
     build, shape = SMALL[name]
     model = build()
     x = torch.randint(0, 9, (32, *shape)) if name == "gpt" else torch.randn(32, *shape)
@@ -121,7 +115,6 @@ def test_ten_steps_on_trained_networks(name: str) -> None:
 
 @pytest.mark.slow
 def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
-    torch.manual_seed(0)
     rows = [
         advice.followed(subject, tried=False)
         for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))
@@ -131,7 +124,6 @@ def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
 
 
 def test_advice_is_the_same_for_rescaled_copies() -> None:
-    torch.manual_seed(0)
     model = deep().double()
     x = torch.randn(4, 5).double()
     graph = ps.trace(model, x)
@@ -183,7 +175,6 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.parametrize("tried", [False, True])
 def test_advice_is_the_same_for_wrapped_models(kind: str, tried: bool) -> None:
     """Wrappers put parts into names."""
-    torch.manual_seed(0)
     model, x = deep().double(), torch.randn(16, 5).double()
     graph = ps.trace(model, x)
 
@@ -211,7 +202,6 @@ def test_multipliers_edge_by_edge(rule: str, even: bool) -> None:
     """Products along the trees, by walking them: 1 / (pre_u s_v)^2 for every edge outside the
     trees, or 1 / |p_u p_v|, and 1 / p^2 for every chain, units joined by edges of both trees.
     """
-    torch.manual_seed(0)
     model = deep(2, 4).double()
     graph = ps.trace(model, torch.randn(1, 5).double())
     skeleton = graph.skeleton(rule)
@@ -249,7 +239,6 @@ def test_multipliers_edge_by_edge(rule: str, even: bool) -> None:
 @pytest.mark.parametrize(("make", "power"), [(GSGD, 1.0), (GAdam, 0.5)])
 def test_a_warning_has_the_numbers_of_the_step(make: type[GSGD], power: float) -> None:
     """In the gauge of the weights, and their roots for G-Adam, which has no squares."""
-    torch.manual_seed(0)
     model = deep(4, 32)
     graph = ps.trace(model, torch.randn(1, 5))
     model = ps.rescale_(model, graph, torch.randn(graph.num_units).double())
@@ -261,7 +250,6 @@ def test_a_warning_has_the_numbers_of_the_step(make: type[GSGD], power: float) -
 
 
 def test_a_warning_before_training_overflows() -> None:
-    torch.manual_seed(0)
     model = deep(4, 32)
     graph = ps.trace(model, torch.randn(1, 5))
     skeleton = graph.skeleton()
@@ -305,7 +293,6 @@ def test_what_cannot_be_advised_is_refused() -> None:
 @pytest.mark.parametrize("tried", [False, True])
 def test_decay_does_not_undo_steps_on_large_weights(tried: bool) -> None:
     """AdamW's decay multiplies by ``1 - lr decay``, with rates of the size of the weights."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -321,7 +308,6 @@ def test_decay_does_not_undo_steps_on_large_weights(tried: bool) -> None:
 
 
 def test_rates_below_the_rounding_of_the_weights_are_said_to_be() -> None:
-    torch.manual_seed(0)
     for kind, said in ((torch.bfloat16, True), (torch.float32, False)):
         model, x = deep().to(kind), torch.randn(4, 5).to(kind)
         told = suggest(model, ps.trace(model, x), show=False)
@@ -341,7 +327,6 @@ def test_sparse_gradients_are_refused_before_a_step() -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 def test_models_that_hold_tensors_of_a_pass_are_tried(change: str) -> None:
     """``copy.deepcopy`` cannot copy such models."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
     if change == "pruned":

@@ -4,10 +4,10 @@ parametrised weights, odd gates.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
+from cases import mlp, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -24,14 +24,6 @@ class Lambda(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)
-
-
-def mlp(*widths: int, act: Any = nn.ReLU, bias: bool = True) -> nn.Sequential:
-    """Linear layers with an activation in between."""
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(widths):
-        layers += [nn.Linear(a, b, bias=bias), act()]
-    return nn.Sequential(*layers[:-1])
 
 
 # --- tables and graphs
@@ -105,49 +97,45 @@ for kind in ("gcn", "gin", "gat", "dense"):
     )
 
 
-class PointNet(nn.Module):
+@zoo("pointnet", "assorted", fast=True)
+def pointnet() -> tuple[Any, ...]:
     """Shared MLP on points, an input transform predicted from the data, maximum over points."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.transform = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU())
-        self.matrix, self.body = (
-            nn.Linear(8, 9),
-            nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1)),
-        )
-        self.head = mlp(16, 8, 4)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        matrix = net.matrix(net.transform(x).max(2).values).view(-1, 3, 3)
+        x = torch.bmm(x.transpose(2, 1), matrix + torch.eye(3, dtype=x.dtype)).transpose(2, 1)
+        return F.log_softmax(net.head(F.relu(net.body(x)).amax(-1)), -1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        matrix = self.matrix(self.transform(x).max(2).values).view(-1, 3, 3) + torch.eye(
-            3, dtype=x.dtype
-        )
-        x = torch.bmm(x.transpose(2, 1), matrix).transpose(2, 1)
-        return F.log_softmax(self.head(F.relu(self.body(x)).amax(-1)), -1)
+    model = network(
+        forward,
+        transform=nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU()),
+        matrix=nn.Linear(8, 9),
+        body=nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1)),
+        head=mlp(16, 8, 4),
+    )
+    return model, torch.randn(3, 3, 10)
 
 
-zoo("pointnet", "assorted", fast=True)(lambda: (PointNet(), torch.randn(3, 3, 10)))
+@zoo("nerf", "assorted", fast=True)
+def nerf() -> tuple[Any, ...]:
+    """Encoded positions, a skip by concatenation, density and colour."""
 
-
-class Field(nn.Module):
-    """NeRF: encoded positions, a skip by concatenation, density and colour."""
-
-    def __init__(self, dim: int = 12) -> None:
-        super().__init__()
-        self.first, self.second = mlp(15, dim, dim), mlp(dim + 15, dim, dim)
-        self.density, self.feature = nn.Linear(dim, 1), nn.Linear(dim, dim)
-        self.colour = mlp(dim + 3, 8, 3)
-
-    def forward(self, x: Tensor, direction: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor, direction: Tensor) -> Tensor:
         code = torch.cat(
             [x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1
         )
-        y = F.relu(self.first(code))
-        y = F.relu(self.second(torch.cat([y, code], -1)))
-        colour = torch.sigmoid(self.colour(torch.cat([self.feature(y), direction], -1)))
-        return torch.cat([colour, F.relu(self.density(y))], -1)
+        y = F.relu(net.first(code))
+        y = F.relu(net.second(torch.cat([y, code], -1)))
+        colour = torch.sigmoid(net.colour(torch.cat([net.feature(y), direction], -1)))
+        return torch.cat([colour, F.relu(net.density(y))], -1)
+
+    model = network(
+        forward, first=mlp(15, 12, 12), second=mlp(27, 12, 12), density=nn.Linear(12, 1),
+        feature=nn.Linear(12, 12), colour=mlp(15, 8, 3),
+    )  # fmt: skip
+    return model, torch.randn(6, 3), torch.randn(6, 3)
 
 
-zoo("nerf", "assorted", fast=True)(lambda: (Field(), torch.randn(6, 3), torch.randn(6, 3)))
 zoo("siren", "assorted")(
     lambda: (mlp(2, 8, 8, 3, act=lambda: Lambda(torch.sin)), torch.randn(5, 2))
 )
@@ -157,88 +145,71 @@ zoo("softplus_field", "assorted")(lambda: (mlp(3, 8, 8, 1, act=nn.Softplus), tor
 # --- encoders
 
 
-class Variational(nn.Module):
+@zoo("variational", "assorted")
+def variational() -> tuple[Any, ...]:
     """A variational autoencoder: its noise is scaled by an exponential."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.mean, self.logvar = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
-        self.decoder = mlp(3, 8, 6)
+    def forward(net: Any, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.relu(net.encoder(x))
+        mean, logvar = net.mean(y), net.logvar(y)
+        return torch.sigmoid(net.decoder(mean + noise * torch.exp(0.5 * logvar))), mean, logvar
 
-    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y = F.relu(self.encoder(x))
-        mean, logvar = self.mean(y), self.logvar(y)
-        return torch.sigmoid(self.decoder(mean + noise * torch.exp(0.5 * logvar))), mean, logvar
-
-
-zoo("variational", "assorted")(lambda: (Variational(), torch.randn(4, 6), torch.randn(4, 3)))
+    model = network(
+        forward, encoder=nn.Linear(6, 8), mean=nn.Linear(8, 3), logvar=nn.Linear(8, 3),
+        decoder=mlp(3, 8, 6),
+    )  # fmt: skip
+    return model, torch.randn(4, 6), torch.randn(4, 3)
 
 
-class TiedAutoencoder(nn.Module):
+@zoo("tied_autoencoder", "assorted", fast=True)
+def tied_autoencoder() -> tuple[Any, ...]:
     """Two layers down, and up again with their transposes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(3, 8))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        code = F.relu(F.linear(F.relu(F.linear(x, net.a)), net.b))
+        return F.relu(code @ net.b) @ net.a
 
-    def forward(self, x: Tensor) -> Tensor:
-        code = F.relu(F.linear(F.relu(F.linear(x, self.a)), self.b))
-        return F.relu(code @ self.b) @ self.a
-
-
-zoo("tied_autoencoder", "assorted", fast=True)(lambda: (TiedAutoencoder(), torch.randn(4, 6)))
+    a, b = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(3, 8))
+    return network(forward, a=a, b=b), torch.randn(4, 6)
 
 
-class DualEncoder(nn.Module):
+@zoo("dual_encoder", "assorted", units=8 + 7 + 2, fast=True)
+def dual_encoder() -> tuple[Any, ...]:
     """CLIP: normalised embeddings of two towers, an exponentiated temperature,
     a matrix of similarities.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right = mlp(5, 8, 6), mlp(4, 7, 6)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        a, b = self.left(x), F.normalize(self.right(y), dim=-1)
+    def forward(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        a, b = net.left(x), F.normalize(net.right(y), dim=-1)
         a = a / a.norm(dim=-1, keepdim=True)
-        return self.scale.exp() * a @ b.t()
+        return net.scale.exp() * a @ b.t()
+
+    scale = nn.Parameter(torch.tensor(1.0))
+    model = network(forward, left=mlp(5, 8, 6), right=mlp(4, 7, 6), scale=scale)
+    return model, torch.randn(4, 5), torch.randn(4, 4)
 
 
-zoo("dual_encoder", "assorted", units=8 + 7 + 2, fast=True)(
-    lambda: (DualEncoder(), torch.randn(4, 5), torch.randn(4, 4))
-)
-
-
-class CosineHead(nn.Module):
+@zoo("cosine_head", "assorted", units=8 + 1 + 4, fast=True)
+def cosine_head() -> tuple[Any, ...]:
     """ArcFace-like: both the features and the rows of the last matrix are normalised."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.weight = mlp(5, 8, 6), nn.Parameter(torch.randn(4, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(F.normalize(self.body(x)), F.normalize(self.weight)) * 16
-
-
-zoo("cosine_head", "assorted", units=8 + 1 + 4, fast=True)(
-    lambda: (CosineHead(), torch.randn(4, 5))
-)
-zoo("cosine_similarity", "assorted")(
-    lambda: (Pair(lambda a, b: F.cosine_similarity(a, b)), torch.randn(4, 5), torch.randn(4, 5))
-)
-zoo("distances", "assorted")(lambda: (Pair(torch.cdist), torch.randn(4, 5), torch.randn(3, 5)))
+    model = network(
+        lambda net, x: F.linear(F.normalize(net.body(x)), F.normalize(net.weight)) * 16,
+        body=mlp(5, 8, 6),
+        weight=nn.Parameter(torch.randn(4, 6)),
+    )
+    return model, torch.randn(4, 5)
 
 
-class Pair(nn.Module):
+def pair(function: Any) -> nn.Module:
     """Two towers whose outputs meet in a function."""
+    left, right = mlp(5, 8, 6), mlp(5, 7, 6)
+    return network(lambda net, x, y: function(net.left(x), net.right(y)), left=left, right=right)
 
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.left, self.right, self.function = mlp(5, 8, 6), mlp(5, 7, 6), function
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.function(self.left(x), self.right(y))
+zoo("cosine_similarity", "assorted")(
+    lambda: (pair(lambda a, b: F.cosine_similarity(a, b)), torch.randn(4, 5), torch.randn(4, 5))
+)
+zoo("distances", "assorted")(lambda: (pair(torch.cdist), torch.randn(4, 5), torch.randn(3, 5)))
 
 
 # --- weights computed from parameters
@@ -303,36 +274,27 @@ zoo("lora", "assorted", units=2 + 8 + 2, fast=True)(
 )
 
 
-class MergedLowRank(nn.Module):
+@zoo("lora_merged", "assorted", units=2 + 8)
+def lora_merged() -> tuple[Any, ...]:
     """LoRA with the product merged into the matrix before use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w, self.a, self.b = (nn.Parameter(torch.randn(*s)) for s in ((8, 5), (2, 5), (8, 2)))
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(F.linear(x, self.w + self.b @ self.a)))
+    w, a, b = (nn.Parameter(torch.randn(*s)) for s in ((8, 5), (2, 5), (8, 2)))
+    model = network(
+        lambda net, x: net.head(F.relu(F.linear(x, net.w + net.b @ net.a))),
+        w=w, a=a, b=b, head=nn.Linear(8, 3),
+    )  # fmt: skip
+    return model, torch.randn(4, 5)
 
 
-zoo("lora_merged", "assorted", units=2 + 8)(lambda: (MergedLowRank(), torch.randn(4, 5)))
-
-
-class HyperNetwork(nn.Module):
+@zoo("hypernetwork", "assorted", units=6 + 4)
+def hypernetwork() -> tuple[Any, ...]:
     """A small network writes the weights of another."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.writer, self.head = mlp(3, 6, 4 * 5), nn.Linear(4, 2)
+    def forward(net: Any, x: Tensor, z: Tensor) -> Tensor:
+        weight = net.writer(z).view(-1, 4, 5)
+        return net.head(F.relu(torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)))
 
-    def forward(self, x: Tensor, z: Tensor) -> Tensor:
-        weight = self.writer(z).view(-1, 4, 5)
-        return self.head(F.relu(torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)))
-
-
-zoo("hypernetwork", "assorted", units=6 + 4)(
-    lambda: (HyperNetwork(), torch.randn(3, 5), torch.randn(3, 3))
-)
+    model = network(forward, writer=mlp(3, 6, 4 * 5), head=nn.Linear(4, 2))
+    return model, torch.randn(3, 5), torch.randn(3, 3)
 
 
 class ModulatedConv(nn.Module):
@@ -343,10 +305,8 @@ class ModulatedConv(nn.Module):
     def __init__(self, i: int = 4, o: int = 6) -> None:
         super().__init__()
         self.weight, self.style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
-        self.constant, self.bias = (
-            nn.Parameter(torch.randn(1, i, 4, 4)),
-            nn.Parameter(torch.randn(o)),
-        )
+        self.constant = nn.Parameter(torch.randn(1, i, 4, 4))
+        self.bias = nn.Parameter(torch.randn(o))
         self.rgb = nn.Conv2d(o, 3, 1)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -364,63 +324,40 @@ zoo("stylegan_modulated", "assorted", fast=True)(lambda: (ModulatedConv(), torch
 # --- gates and products
 
 
-class Highway(nn.Module):
+@zoo("highway", "assorted", units=6)
+def highway() -> tuple[Any, ...]:
     """`t h + (1 - t) x`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.h, self.t, self.last = (
-            nn.Linear(4, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 6),
-            nn.Linear(6, 2),
-        )
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.relu(net.first(x))
+        t = torch.sigmoid(net.t(x))
+        return net.last(t * F.relu(net.h(x)) + (1 - t) * x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
-        t = torch.sigmoid(self.t(x))
-        return self.last(t * F.relu(self.h(x)) + (1 - t) * x)
+    first, h, t, last = (nn.Linear(*sizes) for sizes in ((4, 6), (6, 6), (6, 6), (6, 2)))
+    return network(forward, first=first, h=h, t=t, last=last), torch.randn(3, 4)
 
 
-zoo("highway", "assorted", units=6)(lambda: (Highway(), torch.randn(3, 4)))
+@zoo("film", "assorted", units=6, fast=True)
+def film() -> tuple[Any, ...]:
+    """Features are scaled and shifted by functions of a condition."""
+
+    def forward(net: Any, x: Tensor, c: Tensor) -> Tensor:
+        gamma, beta = net.condition(c).chunk(2, -1)
+        return net.last(F.relu((1 + gamma) * net.first(x) + beta))
+
+    first, condition, last = nn.Linear(4, 6), nn.Linear(3, 12), nn.Linear(6, 2)
+    model = network(forward, first=first, condition=condition, last=last)
+    return model, torch.randn(3, 4), torch.randn(3, 3)
 
 
-class Modulation(nn.Module):
-    """FiLM: features are scaled and shifted by functions of a condition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.condition, self.last = nn.Linear(4, 6), nn.Linear(3, 12), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        gamma, beta = self.condition(c).chunk(2, -1)
-        return self.last(F.relu((1 + gamma) * self.first(x) + beta))
-
-
-zoo("film", "assorted", units=6, fast=True)(
-    lambda: (Modulation(), torch.randn(3, 4), torch.randn(3, 3))
-)
-
-
-class Bilinear(nn.Module):
+@zoo("bilinear", "assorted", units=5 + 6 + 4, fast=True)
+def bilinear() -> tuple[Any, ...]:
     """`nn.Bilinear` between two encodings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.meet, self.last = (
-            nn.Linear(4, 5),
-            nn.Linear(3, 6),
-            nn.Bilinear(5, 6, 4),
-            nn.Linear(4, 2),
-        )
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.last(F.relu(self.meet(F.relu(self.a(x)), F.relu(self.b(y)))))
-
-
-zoo("bilinear", "assorted", units=5 + 6 + 4, fast=True)(
-    lambda: (Bilinear(), torch.randn(3, 4), torch.randn(3, 3))
-)
+    model = network(
+        lambda net, x, y: net.last(F.relu(net.meet(F.relu(net.a(x)), F.relu(net.b(y))))),
+        a=nn.Linear(4, 5), b=nn.Linear(3, 6), meet=nn.Bilinear(5, 6, 4), last=nn.Linear(4, 2),
+    )  # fmt: skip
+    return model, torch.randn(3, 4), torch.randn(3, 3)
 
 
 ACTIVATIONS: dict[str, Any] = {
@@ -483,19 +420,12 @@ ACTIVATIONS: dict[str, Any] = {
 """Functions between two layers of eight features."""
 
 
-class Activated(nn.Module):
+def activated(function: Any) -> nn.Module:
     """Two layers with a function in between."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.first, self.second, self.function = (
-            nn.Linear(5, 8),
-            nn.Linear(8, 3),
-            function or nn.PReLU(8),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.function(self.first(x)))
+    return network(
+        lambda net, x: net.second(net.function(net.first(x))),
+        first=nn.Linear(5, 8), second=nn.Linear(8, 3), function=function or nn.PReLU(8),
+    )  # fmt: skip
 
 
 ACTIVATION_UNITS = {
@@ -512,69 +442,53 @@ ACTIVATION_UNITS = {
 
 for name, function in ACTIVATIONS.items():
     zoo(f"act_{name}", "activation", units=ACTIVATION_UNITS.get(name, {}), fast=True)(
-        lambda function=function: (Activated(function), torch.randn(6, 5))  # type: ignore[misc]
+        lambda function=function: (activated(function), torch.randn(6, 5))  # type: ignore[misc]
     )
 
 
-class Involution(nn.Module):
+@zoo("involution", "assorted", fast=True)
+def involution() -> tuple[Any, ...]:
     """A kernel per position, written by the image itself, applied to unfolded patches."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.kernel, self.last = (
-            nn.Conv2d(3, 6, 1),
-            nn.Conv2d(6, 2 * 9, 1),
-            nn.Conv2d(6, 2, 1),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.relu(net.first(x))
         b, c, h, w = x.shape
-        kernel = self.kernel(x).view(b, 2, 1, 9, h, w)
+        kernel = net.kernel(x).view(b, 2, 1, 9, h, w)
         patches = F.unfold(x, 3, padding=1).view(b, 2, c // 2, 9, h, w)
-        return self.last((kernel * patches).sum(3).view(b, c, h, w))
+        return net.last((kernel * patches).sum(3).view(b, c, h, w))
+
+    first, kernel, last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2 * 9, 1), nn.Conv2d(6, 2, 1)
+    return network(forward, first=first, kernel=kernel, last=last), torch.randn(2, 3, 5, 5)
 
 
-zoo("involution", "assorted", fast=True)(lambda: (Involution(), torch.randn(2, 3, 5, 5)))
-
-
-class UnfoldFold(nn.Module):
+@zoo("unfold_fold", "assorted", fast=True)
+def unfold_fold() -> tuple[Any, ...]:
     """Patches taken apart, a linear map on them, and put together again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.map, self.last = (
-            nn.Conv2d(2, 3, 3, padding=1),
-            nn.Linear(12, 12),
-            nn.Conv2d(3, 2, 1),
-        )
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = F.relu(net.first(x))
+        patches = F.relu(net.map(F.unfold(x, 2, stride=2).transpose(1, 2))).transpose(1, 2)
+        return net.last(F.fold(patches, x.shape[-2:], 2, stride=2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.first(x))
-        patches = F.relu(self.map(F.unfold(x, 2, stride=2).transpose(1, 2))).transpose(1, 2)
-        return self.last(F.fold(patches, x.shape[-2:], 2, stride=2))
+    first, map, last = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(12, 12), nn.Conv2d(3, 2, 1)
+    return network(forward, first=first, map=map, last=last), torch.randn(2, 2, 6, 6)
 
 
-zoo("unfold_fold", "assorted", fast=True)(lambda: (UnfoldFold(), torch.randn(2, 2, 6, 6)))
-
-
-class FourierOperator(nn.Module):
+@zoo("fourier_operator", "assorted")
+def fourier_operator() -> tuple[Any, ...]:
     """FNO: complex weights on the lowest frequencies."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lift, self.local, self.last = nn.Linear(2, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 1)
-        self.spectral = nn.Parameter(torch.randn(4, 4, 3, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.lift(x).transpose(1, 2)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.lift(x).transpose(1, 2)
         low = torch.fft.rfft(x)[..., :3]
-        mixed = torch.einsum("bix,iox->box", low, torch.view_as_complex(self.spectral))
+        mixed = torch.einsum("bix,iox->box", low, torch.view_as_complex(net.spectral))
         y = torch.fft.irfft(mixed, n=x.shape[-1])
-        return self.last(F.relu(y + self.local(x)).transpose(1, 2))
+        return net.last(F.relu(y + net.local(x)).transpose(1, 2))
 
-
-zoo("fourier_operator", "assorted")(lambda: (FourierOperator(), torch.randn(2, 8, 2)))
+    lift, local, last = nn.Linear(2, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 1)
+    spectral = nn.Parameter(torch.randn(4, 4, 3, 2))
+    model = network(forward, lift=lift, local=local, last=last, spectral=spectral)
+    return model, torch.randn(2, 8, 2)
 
 
 class Capsules(nn.Module):
@@ -624,44 +538,35 @@ zoo("deep_and_cross", "assorted")(
 )
 
 
-class Masked(nn.Module):
+@zoo("masked_weights", "assorted", units=3)
+def masked_weights() -> tuple[Any, ...]:
     """MADE: weights times a constant mask; a masked mean of a padded batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
-        self.register_buffer("m1", torch.ones(8, 4).tril())
-        self.register_buffer("m2", torch.ones(4, 8).tril(-1))
-
-    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
-        h = F.relu(F.linear(x, self.first.weight * self.m1, self.first.bias))
+    def forward(net: Any, x: Tensor, keep: Tensor) -> Tensor:
+        h = F.relu(F.linear(x, net.first.weight * net.m1, net.first.bias))
         h = (h * keep.unsqueeze(-1)).sum(1) / keep.sum(1, keepdim=True)
-        return F.linear(h, self.m2 * self.second.weight, self.second.bias)
+        return F.linear(h, net.m2 * net.second.weight, net.second.bias)
+
+    model = network(forward, first=nn.Linear(4, 8), second=nn.Linear(8, 4))
+    model.register_buffer("m1", torch.ones(8, 4).tril())
+    model.register_buffer("m2", torch.ones(4, 8).tril(-1))
+    return model, torch.randn(2, 3, 4), torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
 
 
-zoo("masked_weights", "assorted", units=3)(
-    lambda: (Masked(), torch.randn(2, 3, 4), torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
-)
-
-
-class LocallyConnected(nn.Module):
+@zoo("locally_connected", "assorted")
+def locally_connected() -> tuple[Any, ...]:
     """A different kernel at every position."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.bias = (
-            nn.Parameter(torch.randn(16, 4, 18)),
-            nn.Parameter(torch.randn(4, 16)),
-        )
-        self.last = nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Tensor:
         patches = F.unfold(x, 3).transpose(1, 2)
-        y = torch.einsum("npk,pok->nop", patches, self.weight) + self.bias
-        return self.last(F.relu(y).view(-1, 4, 4, 4))
+        y = torch.einsum("npk,pok->nop", patches, net.weight) + net.bias
+        return net.last(F.relu(y).view(-1, 4, 4, 4))
+
+    weight, bias = nn.Parameter(torch.randn(16, 4, 18)), nn.Parameter(torch.randn(4, 16))
+    model = network(forward, weight=weight, bias=bias, last=nn.Conv2d(4, 2, 1))
+    return model, torch.randn(2, 2, 6, 6)
 
 
-zoo("locally_connected", "assorted")(lambda: (LocallyConnected(), torch.randn(2, 2, 6, 6)))
 zoo("conv3d", "assorted", units=4 + 6)(
     lambda: (
         nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2),

@@ -194,11 +194,9 @@ class Swin(nn.Module):
             if stage < len(depths) - 1:
                 layers.append(PatchMerging(dim))
                 dim *= 2
-        self.layers, self.norm, self.head = (
-            nn.Sequential(*layers),
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 1000),
-        )
+        self.layers = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers(self.norm0(self.patch(x).permute(0, 2, 3, 1)))
@@ -224,11 +222,9 @@ class RelativeAttention(nn.Module):
     def __init__(self, dim: int, heads: int, side: int, grid: bool) -> None:
         super().__init__()
         self.heads, self.side, self.grid = heads, side, grid
-        self.norm, self.qkv, self.out = (
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 3 * dim),
-            nn.Linear(dim, dim),
-        )
+        self.norm = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
         self.norm2, self.mlp = nn.LayerNorm(dim), nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))  # noqa: E501  # fmt: skip
         self.bias = nn.Parameter(torch.randn((2 * side - 1) ** 2, heads) * 0.1)
         coords = torch.stack(
@@ -277,11 +273,9 @@ class CrossCovariance(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads, self.temperature = heads, nn.Parameter(torch.ones(heads, 1, 1))
-        self.norm, self.qkv, self.proj = (
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 3 * dim),
-            nn.Linear(dim, dim),
-        )
+        self.norm = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
         self.gamma = nn.Parameter(torch.full((dim,), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -306,15 +300,11 @@ class ClassAttention(nn.Module):
         super().__init__()
         self.heads, self.norm = heads, nn.LayerNorm(dim)
         self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
-        self.before, self.after, self.proj = (
-            nn.Linear(heads, heads),
-            nn.Linear(heads, heads),
-            nn.Linear(dim, dim),
-        )
-        self.gamma, self.token = (
-            nn.Parameter(torch.full((dim,), 0.1)),
-            nn.Parameter(torch.randn(1, 1, dim)),
-        )
+        self.before = nn.Linear(heads, heads)
+        self.after = nn.Linear(heads, heads)
+        self.proj = nn.Linear(dim, dim)
+        self.gamma = nn.Parameter(torch.full((dim,), 0.1))
+        self.token = nn.Parameter(torch.randn(1, 1, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         token = self.token.expand(x.shape[0], -1, -1)
@@ -365,10 +355,8 @@ class LayerNorm2d(nn.LayerNorm):
 class ConvNeXtBlock(nn.Module):
     def __init__(self, dim: int, scale: float = 1e-6) -> None:
         super().__init__()
-        self.dw, self.norm = (
-            nn.Conv2d(dim, dim, 7, padding=3, groups=dim),
-            nn.LayerNorm(dim, eps=1e-6),
-        )
+        self.dw = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
         self.layer_scale = nn.Parameter(torch.full((dim, 1, 1), scale))
 
@@ -451,10 +439,8 @@ class Affine(nn.Module):
 
     def __init__(self, dim: int, scale: float = 1.0) -> None:
         super().__init__()
-        self.alpha, self.beta = (
-            nn.Parameter(torch.full((1, 1, dim), scale)),
-            nn.Parameter(torch.zeros(1, 1, dim)),
-        )
+        self.alpha = nn.Parameter(torch.full((1, 1, dim), scale))
+        self.beta = nn.Parameter(torch.zeros(1, 1, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.beta, self.alpha, x)
@@ -520,19 +506,13 @@ class Detector(nn.Module):
         super().__init__()
         trunk = Residual(conv_bn(16, 16, 3, act=None), act=nn.ReLU())
         self.trunk = nn.Sequential(conv_bn(3, 16, 3, 2), trunk, conv_bn(16, 32, 3, 2))
-        self.project, self.transformer = (
-            nn.Conv2d(32, dim, 1),
-            nn.Transformer(dim, 4, 1, 1, 48, 0.0),
-        )
-        self.classes, self.box = (
-            nn.Linear(dim, 7),
-            nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4)),
-        )
+        self.project = nn.Conv2d(32, dim, 1)
+        self.transformer = nn.Transformer(dim, 4, 1, 1, 48, 0.0)
+        self.classes = nn.Linear(dim, 7)
+        self.box = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4))
         self.queries = nn.Parameter(torch.rand(5, dim))
-        self.rows, self.columns = (
-            nn.Parameter(torch.rand(20, dim // 2)),
-            nn.Parameter(torch.rand(20, dim // 2)),
-        )
+        self.rows = nn.Parameter(torch.rand(20, dim // 2))
+        self.columns = nn.Parameter(torch.rand(20, dim // 2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.project(self.trunk(x))

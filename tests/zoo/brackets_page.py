@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zoo.page import DOCS
+from benchmarks.figures import DOCS, markdown
 
 DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
 HEAD = """# Brackets
@@ -86,29 +86,24 @@ def closed(row: Mapping[str, Any]) -> bool:
     return row["at_most"] is not None and row["at_most"] <= row["found"]
 
 
-def cells(row: Mapping[str, Any]) -> str:
+def cells(row: Mapping[str, Any]) -> list[str]:
     """One line of the table."""
-
-    def number(value: int | None) -> str:
-        return "" if value is None else f"{value:,}"
-
-    exact = (number(row.get("exact_found")), number(row.get("exact_at_most")))
+    keys = ("scalars", "found", "at_most", "exact_found", "exact_at_most")
+    numbers = ["" if row.get(key) is None else f"{row[key]:,}" for key in keys]
     verdict = "not attempted" if row["at_most"] is None else "closed" if closed(row) else "open"
-    return (
-        f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {number(row['found'])} |"
-        f" {number(row['at_most'])} | {exact[0]} | {exact[1]} | {row['seconds']:.1f} | {verdict} |"
-    )
+    return [row["name"], row["mode"], *numbers, f"{row['seconds']:.1f}", verdict]
 
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
     """The page."""
-    lines = ["| models | in all | tested | closed | open |", "| --- | ---: | ---: | ---: | ---: |"]
-    families = sorted({row["family"] for row in rows})
+    counts, families = [], sorted({row["family"] for row in rows})
     for family in [*families, "all"]:
         mine = [row for row in rows if family in (row["family"], "all")]
         tested = [row for row in mine if row["at_most"] is not None]
         good = sum(map(closed, tested))
-        lines.append(f"| {family} | {len(mine)} | {len(tested)} | {good} | {len(tested) - good} |")
+        numbers = (len(mine), len(tested), good, len(tested) - good)
+        counts.append([family, *map(str, numbers)])
+    lines = [markdown("models | in all | tested | closed | open", counts)]
     wide = [row for row in rows if row["at_most"] is not None and not closed(row)]
     if wide:
         lines += ["", "## Open brackets", ""]
@@ -128,11 +123,13 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
             (row["evidence"].removeprefix("not attempted: "), row["name"]) for row in skipped
         )
         lines += [f"* {name}: {reason}" for reason, name in sorted(reasons)]
-    lines += ["", "## Every model", ""]
     lines += [
-        "| model | mode | scalars | found | at most | exact | exact at most | seconds | bracket |"
+        "",
+        "## Every model",
+        "",
+        "| model | mode | scalars | found | at most | exact | exact at most | seconds | bracket |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
-    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
-        lines.append(cells(row))
+    every = sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"]))
+    lines += [f"| {' | '.join(cells(row))} |" for row in every]
     return HEAD + "\n".join(lines) + "\n"

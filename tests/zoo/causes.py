@@ -14,10 +14,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.figures import DOCS, markdown
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -28,7 +28,6 @@ from zoo import transformers_models
 from zoo.entry import Entry, load
 from zoo.rows import keep
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
 DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
 MOST = 3000
 # configurations of library models, smaller: key -> value in place of what the zoo has
@@ -199,10 +198,10 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
         if not row["unexplained"] and not row["undetermined"] and row["clear"]
     ]
     lines = [f"For {len(whole)} of {len(measured)} models, every direction has a known cause:", ""]
-    lines += ["| family | models | all explained |", "| --- | ---: | ---: |"]
-    for family in sorted({row["family"] for row in measured}):
-        mine = [row for row in measured if row["family"] == family]
-        lines.append(f"| {family} | {len(mine)} | {sum(row in whole for row in mine)} |")
+    families = Counter(row["family"] for row in measured)
+    explained = Counter(row["family"] for row in whole)
+    counts = [[name, str(families[name]), str(explained[name])] for name in sorted(families)]
+    lines.append(markdown("family | models | all explained", counts))
     rest = [row for row in measured if row not in whole]
     if rest:
         lines += ["", "The other models, with the likely cause in brackets:", ""]
@@ -215,20 +214,16 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     failed = [row for row in rows if "error" in row]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
-    lines += [
-        "",
-        "## Every model",
-        "",
-        f"| model | parameters | null | {' | '.join(KINDS)} | unexplained |",
+    models = [
+        [
+            *(row["name"], str(row["parameters"]), str(row["null"])),
+            *(str(row.get(kind, 0) or "") for kind in KINDS),
+            str(row["unexplained"]),
+        ]
+        for row in measured
     ]
-    lines.append("| --- |" + " ---: |" * (len(KINDS) + 3))
-    for row in measured:
-        numbers = " | ".join(str(row.get(kind, 0) or "") for kind in KINDS)
-        lines.append(
-            f"| {row['name']} | {row['parameters']} | {row['null']} | {numbers} |"
-            f" {row['unexplained']} |"
-        )
-    return HEAD + "\n".join(lines) + "\n"
+    head = f"model | parameters | null | {' | '.join(KINDS)} | unexplained"
+    return HEAD + "\n".join([*lines, "", "## Every model", "", markdown(head, models)]) + "\n"
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import DOCS, markdown
+
 from zoo.rows import keep
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
 DATA, PAGE = DOCS / "data" / "survey.json", DOCS / "survey.md"
 KEPT = ("name", "family", "mode", "scalars", "weights", "units", "rescaling", "balance", "error")
 SOUND = 1e-8
@@ -43,12 +44,7 @@ def trim(row: dict[str, Any]) -> dict[str, Any]:
 def render(rows: Iterable[dict[str, Any]]) -> str:
     """The page."""
     rows = list(rows)
-    lines = [
-        "| models | names | answers | measured | sound | largest change of outputs | largest"
-        " imbalance |"
-    ]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    families = sorted({row["family"] for row in rows})
+    counts, families = [], sorted({row["family"] for row in rows})
     for family in families:
         mine = [row for row in rows if row["family"] == family]
         answered = [row for row in mine if not row["error"]]
@@ -57,31 +53,26 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
         changes = [
             max((row[key] or 0 for row in measured), default=0) for key in ("rescaling", "balance")
         ]
-        lines.append(
-            f"| {family} | {len({row['name'] for row in mine})} | {len(answered)} of {len(mine)} |"
-            f" {len(measured)} | {len(sound)} | {changes[0]:.1e} | {changes[1]:.1e} |"
-        )
+        counts.append([
+            family, f"{len({row['name'] for row in mine})}", f"{len(answered)} of {len(mine)}",
+            f"{len(measured)}", f"{len(sound)}", f"{changes[0]:.1e}", f"{changes[1]:.1e}",
+        ])  # fmt: skip
+    head = "models | names | answers | measured | sound | largest change of outputs"
+    lines = [markdown(f"{head} | largest imbalance", counts)]
     failed = [f"* {row['name']}, {row['mode']}: {row['error']}" for row in rows if row["error"]]
     if failed:
         lines += ["", "Not answered, with the error message:", "", *failed]
     for (name, mode), noise in ROUNDED.items():
-        lines += [
-            "",
-            (
-                f"{name} ({mode}): changing each weight by one part in 10^16 changes the outputs by"
-                f" {noise:.1e},"
-            ),
-        ]
-        lines += ["so the change by the rescaling is rounding."]
-    lines += ["", "## Every model", "", "| model | mode | parameters | in path space | units |"]
-    lines.append("| --- | --- | ---: | ---: | ---: |")
-    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
-        if not row["error"]:
-            lines.append(
-                f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {row['weights']:,} |"
-                f" {row['units']:,} |"
-            )
-    return HEAD + "\n".join(lines) + "\n"
+        start = f"{name} ({mode}): changing each weight by one part in 10^16 changes the outputs by"
+        lines += ["", f"{start} {noise:.1e},", "so the change by the rescaling is rounding."]
+    every = sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"]))
+    models = [
+        [row["name"], row["mode"], *(f"{row[key]:,}" for key in ("scalars", "weights", "units"))]
+        for row in every
+        if not row["error"]
+    ]
+    table = markdown("model | mode | parameters | in path space | units", models, texts=2)
+    return HEAD + "\n".join([*lines, "", "## Every model", "", table]) + "\n"
 
 
 def main() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -22,18 +24,15 @@ def tokens(batch: int = 2, length: int = 7, vocabulary: int = 23) -> Tensor:
 # --- recurrent layers
 
 
-class RecurrentTagger(nn.Module):
+def tagger(kind: str, **options: Any) -> nn.Module:
     """Embedding, recurrent layers, linear head at every step."""
-
-    def __init__(self, kind: str, **options: Any) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(23, 8)
-        self.rnn = getattr(nn, kind)(8, 12, batch_first=True, **options)
-        wide = options.get("proj_size") or 12
-        self.head = nn.Linear(wide * (2 if options.get("bidirectional") else 1), 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(self.embedding(x))[0])
+    wide = (options.get("proj_size") or 12) * (2 if options.get("bidirectional") else 1)
+    return network(
+        lambda net, x: net.head(net.rnn(net.embedding(x))[0]),
+        embedding=nn.Embedding(23, 8),
+        rnn=getattr(nn, kind)(8, 12, batch_first=True, **options),
+        head=nn.Linear(wide, 5),
+    )
 
 
 for label, kind, options in [
@@ -46,20 +45,17 @@ for label, kind, options in [
     ("gru", "GRU", {"num_layers": 2, "bidirectional": True}),
 ]:
     zoo(label, "sequence", fast=label in ("rnn_relu", "lstm_projected", "gru"))(
-        lambda kind=kind, options=options: (RecurrentTagger(kind, **options), tokens())  # type: ignore[misc]
+        lambda kind=kind, options=options: (tagger(kind, **options), tokens())  # type: ignore[misc]
     )
 
 
-class Packed(nn.Module):
+def packed(kind: str, **options: Any) -> nn.Module:
     """A recurrent layer over sequences of several lengths."""
-
-    def __init__(self, kind: str, **options: Any) -> None:
-        super().__init__()
-        self.rnn, self.head = getattr(nn, kind)(5, 6, **options), nn.Linear(6, 3)
-
-    def forward(self, data: Tensor, sizes: Tensor) -> Tensor:
-        out, _ = self.rnn(PackedSequence(data, sizes))
-        return self.head(out.data)
+    return network(
+        lambda net, data, sizes: net.head(net.rnn(PackedSequence(data, sizes))[0].data),
+        rnn=getattr(nn, kind)(5, 6, **options),
+        head=nn.Linear(6, 3),
+    )
 
 
 for label, kind, options in [
@@ -69,32 +65,29 @@ for label, kind, options in [
 ]:
     zoo(f"packed_{label}", "sequence")(
         lambda kind=kind, options=options: (
-            Packed(kind, **options),
+            packed(kind, **options),
             torch.randn(6, 5),
             torch.tensor([3, 2, 1]),
         )  # type: ignore[misc]
     )
 
 
-class Cells(nn.Module):
+@zoo("cells", "sequence")
+def cells() -> tuple[Any, ...]:
     """Cells stepped by hand."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.gru = nn.LSTMCell(4, 5), nn.GRUCell(5, 6)
-        self.rnn, self.head = nn.RNNCell(6, 7, nonlinearity="relu"), nn.Linear(7, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Tensor:
         h, c = (x.new_zeros(x.shape[0], 5) for _ in range(2))
         g, r = x.new_zeros(x.shape[0], 6), x.new_zeros(x.shape[0], 7)
         for step in range(x.shape[1]):
-            h, c = self.lstm(x[:, step], (h, c))
-            g = self.gru(h, g)
-            r = self.rnn(g, r)
-        return self.head(r)
+            h, c = net.lstm(x[:, step], (h, c))
+            g = net.gru(h, g)
+            r = net.rnn(g, r)
+        return net.head(r)
 
-
-zoo("cells", "sequence")(lambda: (Cells(), torch.randn(2, 3, 4)))
+    lstm, gru = nn.LSTMCell(4, 5), nn.GRUCell(5, 6)
+    rnn, head = nn.RNNCell(6, 7, nonlinearity="relu"), nn.Linear(7, 2)
+    return network(forward, lstm=lstm, gru=gru, rnn=rnn, head=head), torch.randn(2, 3, 4)
 
 
 class Translator(nn.Module):
@@ -106,11 +99,9 @@ class Translator(nn.Module):
         super().__init__()
         self.source, self.target = nn.Embedding(23, dim), nn.Embedding(23, dim)
         self.encoder, self.decoder = nn.GRU(dim, dim, batch_first=True), nn.GRUCell(2 * dim, dim)
-        self.wq, self.wk, self.v = (
-            nn.Linear(dim, dim, bias=False),
-            nn.Linear(dim, dim),
-            nn.Linear(dim, 1, bias=False),
-        )
+        self.wq = nn.Linear(dim, dim, bias=False)
+        self.wk = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, 1, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         memory, state = self.encoder(self.source(x))
@@ -198,14 +189,10 @@ class DecoderBlock(nn.Module):
         norm = RMSNorm if how.get("own_norm", True) else nn.RMSNorm
         self.heads, self.groups, self.gate, self.how = heads, groups, gate, how
         size = dim // heads
-        self.q, self.k = (
-            nn.Linear(dim, heads * size, bias=False),
-            nn.Linear(dim, groups * size, bias=False),
-        )
-        self.v, self.o = (
-            nn.Linear(dim, groups * size, bias=False),
-            nn.Linear(heads * size, dim, bias=False),
-        )
+        self.q = nn.Linear(dim, heads * size, bias=False)
+        self.k = nn.Linear(dim, groups * size, bias=False)
+        self.v = nn.Linear(dim, groups * size, bias=False)
+        self.o = nn.Linear(heads * size, dim, bias=False)
         self.n1, self.n2 = norm(dim), norm(dim)
         self.qn, self.kn = (
             (norm(size), norm(size)) if how.get("qk_norm") else (nn.Identity(), nn.Identity())
@@ -303,14 +290,10 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.heads, self.size = heads, dim // heads
         self.embedding, self.out = nn.Embedding(23, dim), nn.Linear(dim, dim, bias=False)
-        self.qkv, self.relative = (
-            nn.Linear(dim, 3 * dim, bias=False),
-            nn.Linear(dim, dim, bias=False),
-        )
-        self.u, self.w = (
-            nn.Parameter(torch.randn(heads, self.size)),
-            nn.Parameter(torch.randn(heads, self.size)),
-        )
+        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.relative = nn.Linear(dim, dim, bias=False)
+        self.u = nn.Parameter(torch.randn(heads, self.size))
+        self.w = nn.Parameter(torch.randn(heads, self.size))
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, 23)
         self.register_buffer("position", torch.randn(7, dim))
 
@@ -339,15 +322,11 @@ class Experts(nn.Module):
     def __init__(self, dim: int = 12, inner: int = 16, count: int = 4, soft: bool = False) -> None:
         super().__init__()
         self.soft, self.router = soft, nn.Linear(dim, count, bias=False)
-        self.embedding, self.norm, self.head = (
-            nn.Embedding(23, dim),
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 5),
-        )
-        self.up, self.down = (
-            nn.Parameter(torch.randn(count, dim, inner)),
-            nn.Parameter(torch.randn(count, inner, dim)),
-        )
+        self.embedding = nn.Embedding(23, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 5)
+        self.up = nn.Parameter(torch.randn(count, dim, inner))
+        self.down = nn.Parameter(torch.randn(count, inner, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embedding(x)
@@ -367,30 +346,30 @@ zoo("experts_top2", "sequence", units=1 + 12 + 4 * 16, fast=True)(lambda: (Exper
 zoo("experts_soft", "sequence", units=1 + 12 + 4 * 16)(lambda: (Experts(soft=True), tokens()))
 
 
-class LinearAttention(nn.Module):
+def linear_attention(feature: Callable[[Tensor], Tensor]) -> nn.Module:
     """Kernelised attention with a running sum (`elu + 1`, or squared ReLU
     features that keep scales).
     """
 
-    def __init__(self, feature: str, dim: int = 12) -> None:
-        super().__init__()
-        self.feature, self.embedding, self.norm = feature, nn.Embedding(23, dim), nn.LayerNorm(dim)
-        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
-        self.o, self.head = nn.Linear(dim, dim), nn.Linear(dim, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.embedding(x))
-        q, k, v = self.q(x), self.k(x), self.v(x)
-        if self.feature == "elu":
-            q, k = F.elu(q) + 1, F.elu(k) + 1
-        else:
-            q, k = F.relu(q) ** 2, F.relu(k) ** 2
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.norm(net.embedding(x))
+        q, k, v = feature(net.q(x)), feature(net.k(x)), net.v(x)
         state = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(1)
-        return self.head(x + self.o(torch.einsum("bnd,bnde->bne", q, state)))
+        return net.head(x + net.o(torch.einsum("bnd,bnde->bne", q, state)))
+
+    embedding, norm = nn.Embedding(23, 12), nn.LayerNorm(12)
+    q, k, v, o = (nn.Linear(12, 12) for _ in range(4))
+    return network(
+        forward, embedding=embedding, norm=norm, q=q, k=k, v=v, o=o, head=nn.Linear(12, 5)
+    )
 
 
-zoo("linear_attention_elu", "sequence")(lambda: (LinearAttention("elu"), tokens()))
-zoo("linear_attention_relu2", "sequence")(lambda: (LinearAttention("relu2"), tokens()))
+zoo("linear_attention_elu", "sequence")(
+    lambda: (linear_attention(lambda x: F.elu(x) + 1), tokens())
+)
+zoo("linear_attention_relu2", "sequence")(
+    lambda: (linear_attention(lambda x: F.relu(x) ** 2), tokens())
+)
 
 
 # --- convolutions over time
@@ -403,27 +382,27 @@ class Causal(nn.Conv1d):
         return super().forward(F.pad(x, ((self.kernel_size[0] - 1) * self.dilation[0], 0)))
 
 
-class WaveNet(nn.Module):
+@zoo("wavenet", "sequence")
+def wavenet(dim: int = 8) -> tuple[Any, ...]:
     """Gated dilated convolutions with residual and skip sums."""
 
-    def __init__(self, dim: int = 8) -> None:
-        super().__init__()
-        self.first = Causal(1, dim, 2)
-        self.filters = nn.ModuleList(Causal(dim, 2 * dim, 2, dilation=2**i) for i in range(3))
-        self.residual = nn.ModuleList(nn.Conv1d(dim, dim, 1) for _ in range(3))
-        self.skip = nn.ModuleList(nn.Conv1d(dim, 12, 1) for _ in range(3))
-        self.last = nn.Sequential(nn.ReLU(), nn.Conv1d(12, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, total = self.first(x), 0
-        for filters, residual, skip in zip(self.filters, self.residual, self.skip, strict=True):
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x, total = net.first(x), 0
+        for filters, residual, skip in zip(net.filters, net.residual, net.skip, strict=True):
             a, b = filters(x).chunk(2, 1)
             y = torch.tanh(a) * torch.sigmoid(b)
             total, x = total + skip(y), x + residual(y)
-        return self.last(total)
+        return net.last(total)
 
-
-zoo("wavenet", "sequence")(lambda: (WaveNet(), torch.randn(2, 1, 16)))
+    model = network(
+        forward,
+        first=Causal(1, dim, 2),
+        filters=nn.ModuleList(Causal(dim, 2 * dim, 2, dilation=2**i) for i in range(3)),
+        residual=nn.ModuleList(nn.Conv1d(dim, dim, 1) for _ in range(3)),
+        skip=nn.ModuleList(nn.Conv1d(dim, 12, 1) for _ in range(3)),
+        last=nn.Sequential(nn.ReLU(), nn.Conv1d(12, 12, 1), nn.ReLU(), nn.Conv1d(12, 9, 1)),
+    )
+    return model, torch.randn(2, 1, 16)
 
 
 class TemporalBlock(nn.Module):
@@ -432,10 +411,8 @@ class TemporalBlock(nn.Module):
     def __init__(self, i: int, o: int, dilation: int) -> None:
         super().__init__()
         norm = parametrizations.weight_norm
-        self.c1, self.c2 = (
-            norm(Causal(i, o, 3, dilation=dilation)),
-            norm(Causal(o, o, 3, dilation=dilation)),
-        )
+        self.c1 = norm(Causal(i, o, 3, dilation=dilation))
+        self.c2 = norm(Causal(o, o, 3, dilation=dilation))
         self.shortcut = nn.Conv1d(i, o, 1) if i != o else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -466,11 +443,9 @@ class Conformer(nn.Module):
         self.na, self.attention = nn.LayerNorm(dim), nn.MultiheadAttention(dim, 2, batch_first=True)
         self.nc, self.pointwise = nn.LayerNorm(dim), nn.Conv1d(dim, 2 * dim, 1)
         self.depthwise, self.bn = nn.Conv1d(dim, dim, 3, padding=1, groups=dim), nn.BatchNorm1d(dim)
-        self.out, self.last, self.head = (
-            nn.Conv1d(dim, dim, 1),
-            nn.LayerNorm(dim),
-            nn.Linear(dim, 9),
-        )
+        self.out = nn.Conv1d(dim, dim, 1)
+        self.last = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, 9)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.front(x).transpose(1, 2)
@@ -485,42 +460,34 @@ class Conformer(nn.Module):
 zoo("conformer", "sequence")(lambda: (Conformer(), torch.randn(2, 6, 16)))
 
 
-class StateSpace(nn.Module):
+@zoo("state_space", "sequence")
+def state_space(dim: int = 6, states: int = 4) -> tuple[Any, ...]:
     """A diagonal state space layer, unrolled in the time domain, with a learned step and a gate."""
 
-    def __init__(self, dim: int = 6, states: int = 4) -> None:
-        super().__init__()
-        self.embed, self.gate = nn.Linear(3, dim), nn.Linear(3, dim)
-        self.log_a, self.b = (
-            nn.Parameter(torch.randn(dim, states)),
-            nn.Parameter(torch.randn(dim, states)),
-        )
-        self.c, self.d, self.out = nn.Parameter(torch.randn(dim, states)), nn.Parameter(torch.randn(dim)), nn.Linear(dim, 2)  # noqa: E501  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        u, gate = self.embed(x), F.silu(self.gate(x))
-        decay = torch.exp(-torch.exp(self.log_a))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        u, gate = net.embed(x), F.silu(net.gate(x))
+        decay = torch.exp(-torch.exp(net.log_a))
         state, steps = u.new_zeros(u.shape[0], *decay.shape), []
         for t in range(u.shape[1]):
-            state = decay * state + self.b * u[:, t].unsqueeze(-1)
-            steps.append((state * self.c).sum(-1) + self.d * u[:, t])
-        return self.out(torch.stack(steps, 1) * gate)
+            state = decay * state + net.b * u[:, t].unsqueeze(-1)
+            steps.append((state * net.c).sum(-1) + net.d * u[:, t])
+        return net.out(torch.stack(steps, 1) * gate)
+
+    embed, gate = nn.Linear(3, dim), nn.Linear(3, dim)
+    log_a, b, c = (nn.Parameter(torch.randn(dim, states)) for _ in range(3))
+    d, out = nn.Parameter(torch.randn(dim)), nn.Linear(dim, 2)
+    model = network(forward, embed=embed, gate=gate, log_a=log_a, b=b, c=c, d=d, out=out)
+    return model, torch.randn(2, 5, 3)
 
 
-zoo("state_space", "sequence")(lambda: (StateSpace(), torch.randn(2, 5, 3)))
-
-
-class PadAndPack(nn.Module):
+@zoo("pad_and_pack", "sequence")
+def pad_and_pack() -> tuple[Any, ...]:
     """Packs inside forward with lengths known beforehand."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.head = nn.RNN(3, 4, nonlinearity="relu", batch_first=True), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Tensor:
         packed = pack_padded_sequence(x, torch.tensor([4, 2]), batch_first=True)
-        out, _ = self.rnn(packed)
-        return self.head(pad_packed_sequence(out, batch_first=True)[0])
+        out, _ = net.rnn(packed)
+        return net.head(pad_packed_sequence(out, batch_first=True)[0])
 
-
-zoo("pad_and_pack", "sequence")(lambda: (PadAndPack(), torch.randn(2, 4, 3)))
+    rnn, head = nn.RNN(3, 4, nonlinearity="relu", batch_first=True), nn.Linear(4, 2)
+    return network(forward, rnn=rnn, head=head), torch.randn(2, 4, 3)

@@ -297,10 +297,8 @@ def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
     factors = graph.gauge_factors(ps.ReductionGraph.random_powers(graph, seed))
     moved = dict(runner.moving())
     for name in moved.keys() & factors.keys():
-        (head, tail), constant = (
-            (factor.to(moved[name]) for factor in factors[name]),
-            added(graph, name),
-        )
+        (head, tail) = (factor.to(moved[name]) for factor in factors[name])
+        constant = added(graph, name)
         moved[name] = (moved[name] + constant) * head / tail - constant
     with torch.no_grad():
         before, after = computing(lambda: runner({})), computing(lambda: runner(moved))

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.figures import markdown
+from benchmarks.figures import DOCS, markdown
 
-from zoo.page import DOCS
 from zoo.trained import TRAINED
 
 DATA, PAGE = DOCS / "data" / "trained.json", DOCS / "trained.md"
@@ -34,7 +33,7 @@ model, inputs, keyword_inputs = load("crepe-tiny")
 """  # noqa: E501
 
 
-def table(heads: list[str], rows: list[list[str]], texts: int = 1) -> list[str]:
+def table(heads: str, rows: list[list[str]], texts: int = 1) -> list[str]:
     """A table whose first columns are texts and whose others are numbers."""
     return [markdown(heads, rows, texts), ""]
 
@@ -66,7 +65,7 @@ def packages(rows: Rows) -> list[str]:
         [name, TRAINED[name].title, ", ".join(TRAINED[name].packages), TRAINED[name].license]
         for name in rows
     ]
-    return table(["network", "what it is", "package", "license"], named, texts=4)
+    return table("network | what it is | package | license", named, texts=4)
 
 
 def graphs(rows: Rows) -> list[str]:
@@ -91,16 +90,9 @@ def graphs(rows: Rows) -> list[str]:
              f"{facts['exact_units']:,}", "-" if most is None else f"{most:,}",
              f"{facts['dimension']:,}"]
         )  # fmt: skip
-    heads = [
-        "network",
-        "scalars",
-        "in path space",
-        "others",
-        "units",
-        "of them exact",
-        "at most",
-        "dimension",
-    ]
+    heads = (
+        "network | scalars | in path space | others | units | of them exact | at most | dimension"
+    )
     lines = table(heads, body)
     if unbounded:
         lines += ["No upper bound, because the test was not attempted:", ""]
@@ -133,9 +125,8 @@ def verdicts(rows: Rows) -> list[str]:
             else f"rejected: {plain(proof.get('reason') or refused(proof))}"
         )
         body.append([name, *(verdict(value) for value in found["theorems"]), judged])
-    return [*table(["network", "theorem 1", "theorem 2", "theorem 3", "rescaling", "the checker"],
-                   body),
-            *said(rows, "certificate", "Refused")]  # fmt: skip
+    heads = "network | theorem 1 | theorem 2 | theorem 3 | rescaling | the checker"
+    return [*table(heads, body), *said(rows, "certificate", "Refused")]
 
 
 def size(value: float) -> str:
@@ -155,9 +146,10 @@ def gauges(rows: Rows) -> list[str]:
             size(two["change"])
         ]  # fmt: skip
         body.append([name, *cells, "-" if refused(three) else size(three["change"])])
-    heads = ["network", "rescaled, float32", "rescaled, float64", "all units, float64",
-             "sum of squares", "after balance", "units not changed", "balanced",
-             "canonical"]  # fmt: skip
+    heads = (
+        "network | rescaled, float32 | rescaled, float64 | all units, float64"
+        " | sum of squares | after balance | units not changed | balanced | canonical"
+    )  # fmt: skip
     lines = table(heads, body)
     reasons = {
         name: "; ".join(
@@ -185,9 +177,8 @@ def norms(rows: Rows) -> list[str]:
          f"10^{row['path_norm']['log_l2'] / ten:.2f}", size(row["path_norm"]["change"])]
         for name, row in rows.items() if not refused(row["path_norm"])
     ]  # fmt: skip
-    lines = table(
-        ["network", "L1 path norm", "L2 path norm", "change of its logarithm by rescaling"], body
-    )
+    heads = "network | L1 path norm | L2 path norm | change of its logarithm by rescaling"
+    lines = table(heads, body)
     return lines + said(rows, "path_norm", "Refused")
 
 
@@ -218,15 +209,10 @@ def training(rows: Rows) -> list[str]:
             else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
         )
         body.append([name, *cells])
-    heads = [
-        "network",
-        "loss at the start",
-        "SGD",
-        "its rate",
-        "G-SGD",
-        "its rate",
-        "difference of rescaled copy",
-    ]
+    heads = (
+        "network | loss at the start | SGD | its rate | G-SGD | its rate"
+        " | difference of rescaled copy"
+    )
     return [*table(heads, body), *said(rows, "gsgd", "G-SGD refused")]
 
 
@@ -272,8 +258,10 @@ def without_a_quarter(rows: Rows) -> list[str]:
              *(f"{quality:,.2f}" for quality in (*found["quality"], found["by_paths"]))]
         )  # fmt: skip
         why += [f"* {name}: the residual stream stays: {reason}" for reason in found["refused"]]
-    heads = ["network", "hidden units", "then", "features of queries", "then", "parameters left",
-             "difference from masked", "quality", "by weights", "by paths"]  # fmt: skip
+    heads = (
+        "network | hidden units | then | features of queries | then | parameters left"
+        " | difference from masked | quality | by weights | by paths"
+    )  # fmt: skip
     return [
         "### Pruned to 75 %",
         "",
@@ -303,8 +291,10 @@ def in_float16(rows: Rows) -> list[str]:
                  f"{row['float16']['float32']:.2f}",
                  *(shown(quality, ".2f") for quality in found["quality"])]
             )  # fmt: skip
-    heads = ["network", "weights", "fits", "fitted", "change in float16", "fitted",
-             "quality, float32", "float16", "fitted, float16"]  # fmt: skip
+    heads = (
+        "network | weights | fits | fitted | change in float16 | fitted"
+        " | quality, float32 | float16 | fitted, float16"
+    )  # fmt: skip
     return [
         "### In float16",
         "",
@@ -327,7 +317,7 @@ def adapters(rows: Rows) -> list[str]:
                 [name, run["optimizer"], start, *(f"{loss:.3f}" for loss in run["losses"]),
                  f"{row['pruning']['quality'][0]:.2f}", f"{run['quality']:.2f}"]
             )  # fmt: skip
-    heads = ["network", "optimizer", "start", "loss", "then", "quality", "then"]
+    heads = "network | optimizer | start | loss | then | quality | then"
     return [
         "### Adapters",
         "",
@@ -359,7 +349,7 @@ def costs(rows: Rows) -> list[str]:
         "Processor time of one thread, without loading and tracing, which is the row *graph*, and the largest memory of a"  # noqa: E501
         " process for one part. Parts in float64 hold two or more copies of the model.",
         "",
-        *table(["part", *rows], body),
+        *table(" | ".join(["part", *rows]), body),
     ]
 
 

@@ -222,19 +222,7 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "patchtsmixer": ("PatchTSMixer", "ForPrediction", SERIES, lambda: {"past_values": torch.randn(2, 16, 2)}),
 }  # fmt: skip
 # ruff: noqa: E501
-FAST = (
-    "bert",
-    "gpt2",
-    "llama_eager_tied",
-    "albert",
-    "t5",
-    "deberta_v2",
-    "dinov2",
-    "resnet",
-    "swin",
-    "mamba",
-)
-EVAL_ONLY: tuple[str, ...] = ()
+FAST = "bert gpt2 llama_eager_tied albert t5 deberta_v2 dinov2 resnet swin mamba".split()
 
 
 def build(config: str, ending: str, options: dict[str, Any], inputs: Any) -> tuple[Any, ...]:
@@ -252,11 +240,6 @@ def build(config: str, ending: str, options: dict[str, Any], inputs: Any) -> tup
 
 
 for label, row in TABLE.items():
-    zoo(
-        f"hf_{label}",
-        "transformers",
-        fast=label in FAST,
-        modes=("eval",) if label in EVAL_ONLY else ("train", "eval"),
-    )(
+    zoo(f"hf_{label}", "transformers", fast=label in FAST)(
         lambda row=row: build(*row)  # type: ignore[misc]
     )

@@ -156,10 +156,8 @@ class Fire(nn.Module):
     def __init__(self, i: int, squeeze: int, expand: int) -> None:
         super().__init__()
         self.squeeze = nn.Conv2d(i, squeeze, 1)
-        self.one, self.three = (
-            nn.Conv2d(squeeze, expand, 1),
-            nn.Conv2d(squeeze, expand, 3, padding=1),
-        )
+        self.one = nn.Conv2d(squeeze, expand, 1)
+        self.three = nn.Conv2d(squeeze, expand, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.squeeze(x))
@@ -267,11 +265,9 @@ class PreActivation(nn.Module):
     def __init__(self, i: int, o: int, s: int, conv: Any) -> None:
         super().__init__()
         inner = o // 4
-        self.n1, self.n2, self.n3 = (
-            nn.GroupNorm(8, i),
-            nn.GroupNorm(8, inner),
-            nn.GroupNorm(8, inner),
-        )
+        self.n1 = nn.GroupNorm(8, i)
+        self.n2 = nn.GroupNorm(8, inner)
+        self.n3 = nn.GroupNorm(8, inner)
         self.c1, self.c2 = conv(i, inner, 1, bias=False), conv(inner, inner, 3, s, 1, bias=False)
         self.c3 = conv(inner, o, 1, bias=False)
         self.shortcut = conv(i, o, 1, s, bias=False) if i != o or s > 1 else None
@@ -308,16 +304,12 @@ class NormFreeBlock(nn.Module):
         super().__init__()
         inner = o // 2
         self.act, self.alpha, self.beta = act(), alpha, beta
-        self.c1, self.c2 = (
-            GainConv(i, inner, 1),
-            GainConv(inner, inner, 3, s, 1, groups=inner // 32),
-        )
+        self.c1 = GainConv(i, inner, 1)
+        self.c2 = GainConv(inner, inner, 3, s, 1, groups=inner // 32)
         self.c3, self.se = GainConv(inner, o, 1), SqueezeExcite(o, o // 4)
         self.shortcut = GainConv(i, o, 1) if i != o else None
-        self.pool, self.skip_gain = (
-            nn.AvgPool2d(2) if s > 1 else nn.Identity(),
-            nn.Parameter(torch.zeros(())),
-        )
+        self.pool = nn.AvgPool2d(2) if s > 1 else nn.Identity()
+        self.skip_gain = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(x) * 1.7 * self.beta
