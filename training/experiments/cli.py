@@ -164,18 +164,6 @@ def reproduce(
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: JobsOption = 1,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help=(
-                "Run on the workers of a Dask cluster: the address of its scheduler, such as"
-                " tcp://host:8786, or the "
-                "file that it wrote."
-            ),
-            show_default=False,
-        ),
-    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -208,16 +196,6 @@ def reproduce(
     ] = 1,
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "32-true",
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help=(
-                "For optimizers: start no new run after this many; the journal in --out contains"
-                " the others."
-            ),
-        ),
-    ] = None,
 ) -> None:
     """Run one of the papers' tables or figures again, with intervals, a paired test and a
     verdict by a fixed rule.

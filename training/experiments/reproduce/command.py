@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,6 @@ from .statements.page import render as render_statements
 from .statements.page import show_statements
 from .trial_cache import TRIALS, TrialCache
 from .up_to_date import up_to_date
-from .workers import connected
 
 
 def run_reproduction(
@@ -49,8 +45,6 @@ def run_reproduction(
     most_seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
-    minutes: float | None = None,
-    cluster: str | None = None,
     precision: str = "32-true",
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the
@@ -64,13 +58,10 @@ def run_reproduction(
         return None
     experiment = find(name)
     check_scale(experiment, scale, data)
-    for option, usual in (("--cluster", cluster is None), ("--precision", precision == "32-true")):
-        if not usual:
-            check_trials(experiment, option)
-    if cluster is not None and jobs > 1:
+    if precision != "32-true" and not experiment.trials:
+        having = ", ".join(name for name, one in EXPERIMENTS.items() if one.trials)
         raise InputError(
-            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give"
-            " one of them."
+            f"'{name}' has no trials for --precision; leave it out, or take one of: {having}."
         )
     by_power = scale == "fetched" and seeds is None
     if most_seeds is not None and not by_power:
@@ -102,15 +93,12 @@ def run_reproduction(
     ensure_writable(folder.with_suffix(".md"))
     # Trials are stored separately from the records, so that an interrupted experiment can continue.
     cache = TrialCache(TRIALS, journal)
-    until = time.time() + 60 * minutes if minutes is not None else math.inf
-    with connected(cluster) if cluster else nullcontext() as elsewhere:
 
-        def run(trials: Sequence[Any]) -> list[Any]:
-            placed = [setting.placed(trial) for trial in trials]
-            options = {"jobs": jobs, "elsewhere": elsewhere, "until": until}
-            return run_counted(placed, cache, console, **options)
+    def run(trials: Sequence[Any]) -> list[Any]:
+        placed = [setting.placed(trial) for trial in trials]
+        return run_counted(placed, cache, console, jobs)
 
-        record = experiment.run(replace(setting, run=run))
+    record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")
@@ -213,16 +201,6 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
     if scale == "full" and not Path(str(data)).is_dir():
         raise InputError(
             f"There is no folder '{data}'; --data names the folder with {experiment.needs}."
-        )
-
-
-def check_trials(experiment: Experiment, option: str) -> None:
-    """Refuse an option of trials where there are none."""
-    if not experiment.trials:
-        having = ", ".join(name for name, one in EXPERIMENTS.items() if one.trials)
-        raise InputError(
-            f"'{experiment.name}' has no trials for {option}; leave it out, or take one of:"
-            f" {having}."
         )
 
 

@@ -16,7 +16,7 @@ from .leaderboard_tasks import STEPS, TASKS, chance
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
 KINDS = (RIVAL, "SGD", "Muon", "LoRA+")
-# tasks, small ones first
+# tasks as they are listed
 ORDER = tuple(STEPS["embedded"])
 # these seeds say how many others a verdict needs, and are not reported
 PILOT_SEEDS = range(5)
@@ -59,22 +59,12 @@ Case = tuple[str, str, str]
 
 
 def cases() -> Iterator[Case]:
-    """Start, task and contender of all that is compared, small tasks first."""
+    """Start, task and contender of all that is compared."""
     for task in ORDER:
         for arm in ARMS:
             for start in STARTS if arm != SIMPLE else (DEFAULT,):
                 if task in ONLY.get(arm, TASKS):
                     yield start, task, arm
-
-
-def priority(case: Case) -> int:
-    """0 for the question, 1 for the other claims, 2 for other contenders from the same
-    starts, 3 for other starts.
-    """
-    start, _, arm = case
-    if start not in (DEFAULT, SCRAMBLED):
-        return 3
-    return 0 if arm in (RIVAL, OURS) else 1 if arm.removeprefix("gauge-fixed ") in KINDS else 2
 
 
 def pairs() -> Iterator[tuple[str, str, Case, Case]]:
@@ -167,20 +157,16 @@ class Bench:
     def results(
         self, wanted: Mapping[tuple[Case, float], Sequence[int]]
     ) -> dict[tuple[Case, float], tuple[Result, ...]]:
-        """Carry out runs: case and rate, with seeds; what lacks a run is left out."""
+        """Carry out runs: case and rate, with seeds."""
         runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
         asked = list(dict.fromkeys(run for some in runs.values() for run in some))
         known = dict(zip(asked, self.setting.run(asked), strict=True))
-        return {
-            key: tuple(known[run] for run in some)
-            for key, some in runs.items()
-            if all(known[run] for run in some)
-        }
+        return {key: tuple(known[run] for run in some) for key, some in runs.items()}
 
     def search(
         self, chosen: Sequence[Case]
     ) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
-        """The rates that were tried, and the best one of each case whose runs are complete."""
+        """The rates that were tried, and the best one of each case."""
         tried = {case: rates(case[2], case[0]) for case in chosen}
         first = self._ranked(tried, TUNING_SEEDS[:1])
         for _ in range(FURTHER):
@@ -200,12 +186,11 @@ class Bench:
     def _ranked(
         self, wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
     ) -> dict[Case, list[float]]:
-        """The rates of each case, the best first; cases that lack a run are left out."""
+        """The rates of each case, the best first."""
         found = self.results({(case, lr): seeds for case, some in wanted.items() for lr in some})
         return {
             case: sorted(some, key=lambda lr: (_mean_loss(found[case, lr]), lr))
             for case, some in wanted.items()
-            if all((case, lr) in found for lr in some)
         }
 
     def _run(self, case: Case, lr: float, seed: int) -> Run:

@@ -11,12 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .trial_cache import TrialCache, run_all
 
 
-def run_counted(
-    trials: Sequence[Any], cache: TrialCache, console: Console, **options: Any
-) -> list[Any]:
-    """Run trials by :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`, with its
-    further options.
-    """
+def run_counted(trials: Sequence[Any], cache: TrialCache, console: Console, jobs: int) -> list[Any]:
+    """Run trials by :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
     columns = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bar = progress.add_task("runs", total=len({*trials}))
@@ -24,4 +20,4 @@ def run_counted(
         def done(trial: Any) -> None:
             progress.update(bar, advance=1, description=trial.label)
 
-        return run_all(trials, cache, done=done, **options)
+        return run_all(trials, cache, jobs, done)
