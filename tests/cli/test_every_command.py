@@ -47,7 +47,6 @@ LINES = {
     "diagnose": "{kit.py:good} --checkpoint {good.pt} --json <x.json>",
     "report": "{kit.py:good} --checkpoint {good.pt} -o <page.html> --json <page.json>",
     "train": "digits-rows --config {run.toml} --out <run> --json <t.json>",
-    "sweep": "digits-rows --out <sweep>",
     "reproduce": "toy --out <again>",
     "demo": "--out <demo>",
     "data list": "",

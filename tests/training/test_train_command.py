@@ -1,4 +1,4 @@
-"""``pathspace train`` and ``sweep``: runs that are killed, several processes, files, sentences."""
+"""``pathspace train``: runs that are killed, files, sentences."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ from training_command import app, call, flat
 from typer.main import get_command
 
 import pathspace.training.experiments.demo
-from pathspace.errors import InputError
-from pathspace.training.experiments import run_folder, train_command
+from pathspace.training.experiments import run_folder
 from pathspace.training.experiments.names import TASKS
 from pathspace.training.experiments.recipe import OPTIMIZERS, Init, Rule
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
+from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.run_folder import BEST, LAST
-from pathspace.training.experiments.sweep import grid, ranked_points
 from pathspace.training.experiments.tasks import task_names
 from pathspace.training.experiments.train_cli import Init as InitOption
 from pathspace.training.experiments.train_cli import SkeletonRule
@@ -89,52 +87,6 @@ def test_a_run_that_is_killed_at_any_moment_ends_bitwise_the_same(tmp_path: Path
     names = {"best.ckpt", "last.ckpt", "configuration.toml", "metrics.csv"}
     assert {path.name for path in part.iterdir()} == names
     assert run_folder.CHECKPOINT_SECONDS <= 60
-
-
-@pytest.mark.slow
-def test_two_processes_are_one_run(tmp_path: Path) -> None:
-    words = [*ROWS, "--precision", "64-true", "--accumulate", 2, "--epochs"]
-    for count in (1, 2):
-        files = ("--json", tmp_path / f"{count}.json", "--out", tmp_path / f"{count}")
-        command = [sys.executable, "-m", "pathspace", *words, 2, *files, "--devices", count]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    one, two = (json.loads((tmp_path / f"{count}.json").read_text()) for count in (1, 2))
-    for name in ("train_loss", "valid_loss", "test_loss", "test_error"):
-        assert one[name] == pytest.approx(two[name], rel=1e-9)
-    # a run goes on with another number of processes
-    assert call(*words, 3, "--out", tmp_path / "2", "--resume").exit_code == 0
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
-    words = [*ROWS, "--epochs", 10**6, "--devices", 2, "--out", tmp_path / "run"]
-    command = [sys.executable, "-m", "pathspace", *map(str, words)]
-    with (
-        (tmp_path / "said").open("w") as said,
-        subprocess.Popen(command, stdout=said, stderr=said) as process,
-    ):
-        while process.poll() is None and not (tmp_path / "run" / LAST).exists():
-            time.sleep(0.01)
-        child = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True)
-        os.kill(int(child.split()[0]), signal.SIGKILL)
-        assert process.wait() == 2
-    assert "Another process of this run has failed" in flat((tmp_path / "said").read_text())
-
-
-def test_a_last_pass_that_leaves_nothing_for_a_process_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = train_command.load_task("digits-rows", hidden=3)
-    model = run.make_model(0)
-    training = Training(run, model, torch.optim.SGD(model.parameters()), epochs=1, batch_size=4)
-
-    class Several:
-        world_size = 2
-
-    monkeypatch.setattr(Training, "trainer", Several())
-    with pytest.raises(InputError, match="of which the last has 1; choose another batch size"):
-        training.setup("fit")
 
 
 def test_a_run_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:
@@ -313,50 +265,3 @@ def test_an_interrupted_demo_ends_with_a_sentence(
     monkeypatch.setattr(pathspace.training.experiments.demo, "run_demo", interrupted)
     done = call("demo", "--out", tmp_path, "--seeds", 2)
     assert done.exit_code == 130 and "Interrupted" in done.output
-
-
-def test_a_sweep_runs_the_grid_once_and_writes_one_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["sweep", "digits-rows", "--optimizer", "sgd", "--hidden", 4, "--epochs", 1]
-    words += ["--batch-size", 600, "--lr", 0.1, "--lr", 0.5, "--out", tmp_path / "sweep"]
-    first = call(*words)
-    assert first.exit_code == 0 and "1 epoch, 2 seeds" in first.output, first.output
-    with open(tmp_path / "sweep" / "sweep.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(float(row["learning_rate"]) for row in rows) == [0.1, 0.5]
-    assert float(rows[0]["valid_error"]) <= float(rows[1]["valid_error"])
-    # a second time nothing is trained: all of it is known
-    monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial.run_trial",
-        lambda *_: pytest.fail("trained again"),
-    )
-    assert call(*words).exit_code == 0
-
-
-def test_cells_put_divergence_last_and_the_best_first() -> None:
-    trials = grid(Trial("t", "sgd", 0.0, 0, 1), (0.1, 0.2, 0.1), (0.0, 1.0), 2)
-    values = {(0.1, 0.0): 0.5, (0.1, 1.0): 0.4, (0.2, 0.0): 0.1, (0.2, 1.0): 0.3}
-    outcomes = [
-        Outcome((1.0,), (1.0,), (values[t.lr, t.tau],), 1.0, (t.lr, t.tau, t.seed) == (0.2, 0.0, 1))
-        for t in trials
-    ]
-    found = ranked_points(trials, outcomes)
-    assert [(c.lr, c.tau) for c in found] == [(0.2, 1.0), (0.1, 1.0), (0.1, 0.0), (0.2, 0.0)]
-    assert found[-1].diverged == 1 and found[-1].valid.count == 1
-
-
-@pytest.mark.parametrize(
-    ("rates", "taus", "expected"),
-    [
-        ((), (0.0,), "positive numbers"),
-        ((0.0,), (0.0,), "positive numbers"),
-        ((0.1,), (-1.0,), "numbers of at least 0"),
-        ((float("nan"),), (0.0,), "positive numbers"),
-    ],
-)
-def test_a_grid_without_sense_is_one_sentence(
-    rates: tuple[float, ...], taus: tuple[float, ...], expected: str
-) -> None:
-    with pytest.raises(InputError, match=f"A sweep found .*, expected {expected}"):
-        grid(Trial("t", "sgd", 0.0, 0, 1), rates, taus, 1)

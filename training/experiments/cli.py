@@ -1,4 +1,4 @@
-"""The laboratory's commands: ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
+"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``.
 
 Torch and the tasks are imported inside the commands, so that the help of the
 command line answers at once.
@@ -15,30 +15,14 @@ import typer
 
 from pathspace.cli.errors import FAILED, INTERRUPTED
 
-from .names import expect_packages, experiments_help, known_experiment, known_task
-from .train_cli import (
-    BatchSizeOption,
-    DataOption,
-    DeviceOption,
-    HiddenOption,
-    Init,
-    PrecisionOption,
-    train,
-)
+from .names import expect_packages, experiments_help, known_experiment
+from .train_cli import DataOption, DeviceOption, PrecisionOption, train
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-JobsOption = Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")]
-
-
-class Scale(StrEnum):
-    """Size of an experiment."""
-
-    embedded = "embedded"
-    fetched = "fetched"
-    full = "full"
+Scale = StrEnum("Scale", ["embedded", "fetched", "full"])
 
 
 def register(app: typer.Typer) -> None:
@@ -48,90 +32,15 @@ def register(app: typer.Typer) -> None:
         >>> app = typer.Typer()
         >>> register(app)
         >>> [command.callback.__name__ for command in app.registered_commands]
-        ['train', 'sweep', 'reproduce', 'demo']
+        ['train', 'reproduce', 'demo']
     """
     app.command()(train)
-    app.command()(sweep)
     app.command()(reproduce)
     app.command()(demo)
     data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
     data.command("list")(list_data)
     data.command("fetch")(fetch_data)
     app.add_typer(data, name="data")
-
-
-def sweep(
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK",
-            callback=known_task,
-            help="Name of the task, see pathspace train --help.",
-        ),
-    ],
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="Same values as for pathspace train.")
-    ] = "gsgd",
-    lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="A learning rate; repeat the option for more.", show_default="0.02 0.05 0.1 0.2"
-        ),
-    ] = None,
-    tau: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="A strength of the penal connection; repeat the option for more.", show_default="0"
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Number of seeds (0, 1, ...) for every combination.")
-    ] = 2,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
-    batch_size: BatchSizeOption = 32,
-    init: Annotated[
-        Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")
-    ] = None,
-    hidden: HiddenOption = None,
-    data: DataOption = None,
-    jobs: JobsOption = 1,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the results.", show_default="runs/sweep-TASK-OPTIMIZER"
-        ),
-    ] = None,
-) -> None:
-    """Train every combination of learning rate and penal strength; print one table, the best first.
-
-    [bold]pathspace sweep digits-rows --lr 0.05 --lr 0.1 --lr 0.2 --jobs 2[/]
-    [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
-
-    Finished runs are kept in the folder: the same command, or one with more values, continues
-    there. Only the validation split is used.
-
-    Exit codes: 0 done, 2 bad input, 130 interrupted.
-    """
-    from .reproduce.trial import Trial
-    from .sweep import run_sweep
-
-    options = tuple(
-        (key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None
-    )
-    base = Trial(
-        task,
-        optimizer,
-        0.0,
-        0,
-        epochs,
-        batch_size,
-        init=init.value if init else None,
-        options=options,
-    )
-    rates = (0.02, 0.05, 0.1, 0.2) if lr is None else lr
-    console, folder = _console(), out or f"runs/sweep-{task}-{optimizer}"
-    with _interruptible(console):
-        run_sweep(base, rates, (0.0,) if tau is None else tau, seeds, folder, jobs, console)
 
 
 def reproduce(
@@ -163,7 +72,7 @@ def reproduce(
     out: Annotated[
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
-    jobs: JobsOption = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
     seeds: Annotated[
         int | None,
         typer.Option(

@@ -21,10 +21,6 @@ from .names import TASKS, known_task
 
 Init = StrEnum("Init", {"default": "default", "unit_skeleton": "unit-skeleton"})
 
-BatchSizeOption = Annotated[int, Option(min=1, help="Examples per pass through the model.")]
-HiddenOption = Annotated[
-    int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
-]
 DataOption = Annotated[
     str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
 ]
@@ -114,11 +110,10 @@ def train(
             show_default="train to the last epoch",
         ),
     ] = None,
-    batch_size: BatchSizeOption = 32,
-    accumulate: Annotated[
-        int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
-    ] = 1,
-    hidden: HiddenOption = None,
+    batch_size: Annotated[int, Option(min=1, help="Examples per step.")] = 32,
+    hidden: Annotated[
+        int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
+    ] = None,
     data: DataOption = None,
     tau: Annotated[
         float, Option(min=0, help="Strength of the penal connection; residual models only.")
@@ -163,14 +158,6 @@ def train(
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
     ] = False,
     device: DeviceOption = "cpu",
-    devices: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Processes that share every pass, or those that torchrun has started.",
-            show_default="1",
-        ),
-    ] = None,
     precision: PrecisionOption = "32-true",
     tensorboard: Annotated[
         bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")

@@ -49,15 +49,11 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             bar=True,
             callbacks=watched,
             device=options.device,
-            devices=options.devices,
             precision=options.precision,
         )
         if options.tau:
-            # times the number of processes, because the penalty is a sum over examples
-            # but gradients are averaged
-            penalise_(training.model, *task.example_inputs(), tau=options.tau * trainer.world_size)
-        if trainer.is_global_zero:
-            _prepare(folder, options)
+            penalise_(training.model, *task.example_inputs(), tau=options.tau)
+        _prepare(folder, options)
         try:
             run_epochs(training, trainer, folder / LAST if options.resume else None)
         except KeyboardInterrupt:
@@ -70,20 +66,19 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             )
             return False
         score = None if training.diverged else score_split(training, task.test)
-    if trainer.is_global_zero:
-        # every option with its value, but for files and for what a new run would not need
-        where = dict.fromkeys(("out", "json", "config", "resume", "overwrite"))
-        chosen = {"lr": recipe.lr, "init": recipe.init, "decay": recipe.decay}
-        chosen |= {"devices": trainer.world_size, **where}
-        write_config(folder / "configuration.toml", {**vars(options), **chosen})
-        result = _result(training, score, options.patience is not None)
-        result["files"] = [str(path) for path in sorted(folder.iterdir())]
-        for each in watched:
-            seen = each.watch
-            result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
-            result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
-        write_text(json.dumps(result, indent=2), options.json)
-        console.print(_table(task, result))
+    # every option with its value, but for files and for what a new run would not need
+    where = dict.fromkeys(("out", "json", "config", "resume", "overwrite"))
+    chosen = {"lr": recipe.lr, "init": recipe.init, "decay": recipe.decay}
+    chosen |= where
+    write_config(folder / "configuration.toml", {**vars(options), **chosen})
+    result = _result(training, score, options.patience is not None)
+    result["files"] = [str(path) for path in sorted(folder.iterdir())]
+    for each in watched:
+        seen = each.watch
+        result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
+        result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
+    write_text(json.dumps(result, indent=2), options.json)
+    console.print(_table(task, result))
     return True
 
 
@@ -112,7 +107,6 @@ def _training(options: SimpleNamespace, recipe: Recipe) -> Training:
         *prepare(task, recipe),
         epochs=options.epochs,
         batch_size=options.batch_size,
-        accumulate=options.accumulate,
         seed=options.seed,
         schedule=moves,
         clip=options.clip,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
@@ -20,7 +21,6 @@ from ..trainer import lightning_trainer
 from . import EXPERIMENTS, Experiment, Setting
 from .experiment import TUNING_SEEDS, fresh_seeds
 from .page import render
-from .progress import run_counted
 from .provenance import together
 from .recipes import load_cells
 from .recipes.page import render as render_recipes
@@ -29,8 +29,15 @@ from .statements import Judged, judge_all, load_statements
 from .statements.errata import with_tables
 from .statements.page import render as render_statements
 from .statements.page import show_statements
-from .trial_cache import TRIALS, TrialCache
+from .trial_cache import TRIALS, TrialCache, run_all
 from .up_to_date import up_to_date
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=20),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 
 
 def run_reproduction(
@@ -70,7 +77,7 @@ def run_reproduction(
             " fetched without --seeds has alone; leave it out."
         )
     # before anything is computed: the device has to be there
-    lightning_trainer(device=device, devices=1, precision=precision)
+    lightning_trainer(device=device, precision=precision)
     first = (experiment.full_seeds if scale == "full" else None) or experiment.seeds
     setting = Setting(
         run=lambda _: [],
@@ -96,7 +103,13 @@ def run_reproduction(
 
     def run(trials: Sequence[Any]) -> list[Any]:
         placed = [setting.placed(trial) for trial in trials]
-        return run_counted(placed, cache, console, jobs)
+        with Progress(*COLUMNS, console=console) as progress:
+            bar = progress.add_task("runs", total=len({*placed}))
+
+            def done(trial: Any) -> None:
+                progress.update(bar, advance=1, description=trial.label)
+
+            return run_all(placed, cache, jobs, done)
 
     record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer

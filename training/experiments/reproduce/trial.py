@@ -169,7 +169,6 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             folder=folder,
             callbacks=probes,
             device=trial.device,
-            devices=1,
             precision=trial.precision,
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
