@@ -32,18 +32,10 @@ class Translator(nn.Module):
     A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence
     shifted by one, so that a data loader has one tensor to carry. Token 0 pads.
 
-    Args:
-        vocabulary: tokens of both languages together.
-        source: places of the source sentence.
-        width: features per token.
-        heads: attention heads.
-        inner: units between the two layers of a feed-forward branch.
-        layers: encoder layers, and decoder layers.
-        longest: longest target sentence.
-        dropout: at the ends of the branches and on the embedded tokens.
-        original: as the original has it: norms after the sums, no dropout in the middle of the
-            branches, and a read-out with the embedding's weights. Otherwise norms are inside the
-            branches, dropout is in their middle, too, and the read-out has weights of its own.
+    Dropout acts at the ends of the branches and on the embedded tokens. ``original`` is as the
+    original has it: norms after the sums, no dropout in the middle of the branches, and a read-out
+    with the embedding's weights. Otherwise norms are inside the branches, dropout is in their
+    middle, too, and the read-out has weights of its own.
 
     Reference:
         Vaswani et al., Attention is all you need; Rethinking skip connection model as a learnable

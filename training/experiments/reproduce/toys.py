@@ -20,7 +20,7 @@ from torch import Tensor
 from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import t_interval
-from ..models.toy import Toy
+from ..models.residual import Toy
 from ..threads import one_thread
 from .experiment import Setting, experiment
 from .holm import judge, positive

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pathspace.errors import InputError
 
-from ..models.rnn import ReluRNN
+from ..models.recurrent import ReluRNN
 from ..task import Split, Task, classes_task, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240

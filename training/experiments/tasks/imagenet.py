@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ..models.deep_resnet import DeepResNet
+from ..models.resnet import DeepResNet
 from ..models.swin import swin
 from ..models.transformer import VisionTransformer
 from ..names import expect_known

@@ -9,10 +9,7 @@ from torch import nn
 
 from pathspace.errors import InputError
 
-from ..models.cifar_resnet import CifarResNet
-from ..models.deep_resnet import DeepResNet
-from ..models.recurrent_cnn import RecurrentCNN
-from ..models.residual import ResidualCNN
+from ..models import CifarResNet, DeepResNet, RecurrentCNN, ResidualCNN
 from ..names import expect_known
 from ..task import Split, Task, classes_task, register_task, seeded
 from .digits import image_splits

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ..models.language import StackedReluLM
+from ..models.recurrent import StackedReluLM
 from ..task import Split, Task, register_task, seeded
 
 # Of the text, in order: training, validation, test.
