@@ -21,16 +21,7 @@ VERSIONS = "versions"
 
 
 def read_config(path: str | os.PathLike[str], allowed: Collection[str]) -> dict[str, Any]:
-    """Read a flat TOML file of options.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        ...     _ = file.write("epochs = 3")
-        ...     file.flush()
-        ...     read_config(file.name, ["epochs"])
-        {'epochs': 3}
-    """
+    """Read a flat TOML file of options."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -53,12 +44,7 @@ def read_config(path: str | os.PathLike[str], allowed: Collection[str]) -> dict[
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages on which the results of a run may depend.
-
-    Example:
-        >>> sorted(versions())[:3]
-        ['lightning', 'numpy', 'pathspace']
-    """
+    """Return the versions of Python and of the packages on which a result may depend."""
     return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
 
 

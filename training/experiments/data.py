@@ -23,13 +23,8 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Source:
-    """Data in packages, which ``apt-get download`` brings to every user.
-
-    Args:
-        about: a short description.
-        licence: of the data.
-        debian: for each package, path inside it -> SHA-256 of the file.
-        symbols: of a text, how many characters its alphabet has.
+    """Data in packages, which ``apt-get download`` brings to every user: for each package, path
+    inside it -> SHA-256 of the file. ``symbols`` of a text is how many characters its alphabet has.
     """
 
     about: str
@@ -65,12 +60,7 @@ def data_folder(name: str) -> Path:
 
 
 def source(name: str) -> Source:
-    """Return the source of this name.
-
-    Example:
-        >>> source("bible").licence
-        'public domain'
-    """
+    """Return the source of this name."""
     expect_known("data set", name, SOURCES)
     return SOURCES[name]
 
@@ -150,12 +140,7 @@ def bible_text(path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file, or an empty text if there is no such file.
-
-    Example:
-        >>> digest_of(Path("no such file"))
-        ''
-    """
+    """Return the SHA-256 of a file, or an empty text if there is no such file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 

@@ -29,14 +29,8 @@ UNFIT = ("LBFGS", "SparseAdam")
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer that users choose by name.
-
-    Args:
-        make: (model, learning rate, skeleton, example inputs) -> optimizer.
-        lr: default learning rate.
-        init: default starting point.
-        decay: default weight decay; ``None`` for an optimizer that has none.
-        needs_skeleton: whether it takes a skeleton.
+    """An optimizer that users choose by name: what makes it from model, learning rate, skeleton and
+    example inputs; default rate and start; default weight decay, ``None`` where it has none.
     """
 
     make: Callable[[nn.Module, float, Skeleton | None, tuple[Tensor, ...]], torch.optim.Optimizer]
@@ -113,17 +107,8 @@ class Recipe:
     weight to +1 or -1, so that every multiplier is 1. It changes the initial function, so a fair
     comparison starts other optimizers there, too.
 
-    Args:
-        optimizer: a name that :func:`optimizer_kind` knows.
-        lr: learning rate; ``None`` takes the optimizer's own default.
-        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those
-            of the skeleton to +-1; ``None`` takes the optimizer's own default.
-        rule: the rule of the skeleton.
-        seed: of the model, and of the skeleton of the rule ``"random"``.
-        decay: of weights, or of path values for optimizers on those; ``None`` takes the
-            optimizer's own default, 0 for all but torch's AdamW and Muon.
-        betas: decay rates of the two moments of Adam and its kin; ``None`` takes its own.
-        eps: what they add to the root of the second moment; ``None`` takes its own.
+    ``None`` takes the optimizer's own default. ``decay`` is of path values for optimizers on those;
+    ``seed`` is of the model, and of the skeleton of the rule ``"random"``.
 
     Raises:
         InputError: a name is unknown, a number out of range, or the optimizer has no weight decay.

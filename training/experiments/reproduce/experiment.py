@@ -34,18 +34,15 @@ class Setting:
     """The setting of an experiment.
 
     Args:
-        run: runs trials and returns their outcomes in order, ``None`` where time did not suffice;
-            known ones are not run again.
+        run: runs trials and returns their outcomes in order; known ones are not run again.
         scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full``
             for the paper's own setting.
         data: folder of the paper's data, needed by ``full``.
         seeds: seeds that are reported; with ``by_power`` the first of them.
-        by_power: run as many seeds as the spread of the first ones asks for.
-        most_seeds: but at most so many; ``None`` for no bound.
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
-        device: where runs compute; a record says so where it is not the processor.
-        precision: of the numbers of the runs; a record says so where it is not single.
+        by_power: run as many seeds as the spread of the first ones asks for.
+        most_seeds: but at most so many.
         bars: name and options of a task -> what simple means and published networks reach on its
             test split.
     """
@@ -110,20 +107,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper.
+    """One table or figure of a paper, as ``experiments.toml`` describes it.
 
-    Args:
-        name: what users type.
-        summary: one line for the help.
-        minutes: about how long the embedded scale takes on one thread.
-        needs: what ``--scale full`` expects in ``--data``; empty where there is no such scale.
-        run: does it.
-        draw: draws its picture from the record alone.
-        seeds: how many seeds are reported if nobody says.
-        full_seeds: how many the paper reports, and so the full scale; ``None`` for ``seeds``.
-        trials: it consists of trials, which have a device and a precision.
-        journal: a contest of many runs, whose journal in ``--out`` has this name at every scale.
-        fetched: there is a setting for data that ``pathspace data fetch`` brings.
+    ``minutes`` are those of the embedded scale on one thread; ``needs`` is what ``--scale full``
+    expects in ``--data``, empty where there is no such scale; ``full_seeds`` are those of the
+    paper. ``fetched``: there is a setting for data that ``pathspace data fetch`` brings.
+    ``trials``: it consists of trials, which have a device and a precision. ``journal``: a contest
+    of many runs, whose journal in ``--out`` has this name at every scale.
     """
 
     name: str
@@ -142,7 +132,7 @@ class Experiment:
 def experiment(
     name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
 ) -> Experiment:
-    """Return an experiment as ``experiments.toml`` describes it."""
+    """Return the experiment of this name."""
     known = {
         key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__
     }

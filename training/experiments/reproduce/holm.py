@@ -36,25 +36,11 @@ LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 class Claim:
     """A claim with its statistics and its verdict.
 
-    Args:
-        statement: what is claimed, as a sentence.
-        mean: mean of the claimed quantity.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        p: two-sided p-value of the quantity being zero.
-        count: number of pairs.
-        printed: what the paper prints for the quantity, ``None`` if it prints none.
-        pattern: how ``format`` writes the quantity.
-        corrected: the p-value after Holm's correction.
-        verdict: by the rule of this module.
-        nothing: why the runs decide nothing, whatever they say; empty where they may.
-        equivalence: corrected p-value of the quantity being as large as the margin.
-        needed: seeds that a verdict needs with a probability of 80 %, see
-            :func:`seeds_for_margin`; where as many left it undecided, those that the measured
-            effect needs. ``None`` where the spread is unknown.
-        items_low: lower end of the 95 % interval for other seeds and other test
-            items, see :func:`over_items`.
-        items_high: upper end.
+    ``printed`` is what the paper prints for the quantity, ``pattern`` how ``format`` writes it;
+    ``corrected`` and ``equivalence`` are the p-values of both tests after Holm's correction;
+    ``nothing`` says why the runs decide nothing, whatever they say. ``needed`` are the seeds of
+    :func:`seeds_for_margin`; where as many left it undecided, those that the measured effect needs.
+    ``items_low`` and ``items_high`` are of :func:`over_items`.
     """
 
     statement: str

@@ -37,22 +37,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything about one experiment.
-
-    Args:
-        name: what users type.
-        title: one line.
-        source: paper and table or figure.
-        scale: ``embedded``, ``fetched`` or ``full``.
-        paper: the paper's figures.
-        ours: our figures.
-        differs: how our setting differs from the paper's, one sentence each.
-        protocol: how rates were chosen and what was repeated, one sentence each.
-        claims: judged claims.
-        caption: what the picture shows.
-        data: numbers behind table and picture.
-        seconds: time of all runs, on one thread each.
-        versions: of what computed it: commit, processor, libraries.
+    """Everything about one experiment: the paper's figures and ours, how the setting ``differs``,
+    the ``protocol`` (one sentence each), judged claims, the numbers behind table and picture
+    (``data``), the time of all runs on one thread each, and the ``versions`` of what computed it.
     """
 
     name: str

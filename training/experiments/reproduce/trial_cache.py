@@ -27,17 +27,14 @@ TRIALS = Path("runs") / "trials"
 
 
 class TrialCache:
-    """Outcomes on disk, one JSON file per trial, written aside and renamed.
+    """Outcomes on disk, one JSON file per trial, written aside and renamed; without a folder they
+    stay in memory.
 
-    A run that is killed at any moment keeps every trial that had ended and the checkpoints of
-    the others; the next one goes on from there. Files that cannot be read are treated as not
-    there, because the trial can be run again. A trial of earlier code is known, until its file and
-    its lines in the journal are deleted; its provenance says what computed it.
-
-    Args:
-        folder: where the files are; ``None`` keeps outcomes in memory alone.
-        journal: a file that gets a line for every trial, and knows those that are
-            in it, of several lines of one trial the last; ``None`` for none.
+    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the
+    others; the next one goes on from there. Files that cannot be read are treated as not there,
+    because the trial can be run again. A trial of earlier code is known, until its file and its
+    lines in the journal are deleted; its provenance says what computed it. The journal gets a line
+    for every trial, and knows those that are in it, of several lines of one trial the last.
 
     Example:
         >>> from pathspace.training.experiments.reproduce.trial import Trial
@@ -58,9 +55,7 @@ class TrialCache:
         return None if record is None else trial.outcome(record["outcome"])
 
     def record(self, trial: Any) -> dict[str, Any] | None:
-        """Return what is kept of a trial, outcome and provenance; ``None`` if it has not been
-        run.
-        """
+        """Return what is kept of a trial, outcome and provenance, if it has been run."""
         try:
             record = self._known.get(trial.key) or self._here.get(trial.key)
             if record is None:
@@ -157,18 +152,12 @@ def run_all(
     jobs: int = 1,
     done: Callable[[Any], None] | None = None,
 ) -> list[Any]:
-    """Run every trial that the cache does not know, and return all outcomes in order.
+    """Run every trial that the cache does not know, in so many processes of one thread each, and
+    return all outcomes in order.
 
-    Args:
-        trials: what to run, frozen dataclasses with a ``key``, a digest of their ``data``, a
-            ``label`` for a progress bar, and methods ``carry_out`` and ``outcome``; equal trials
-            are run once.
-        cache: what is known already, and where results go as soon as they are there.
-        jobs: processes; each computes on one thread, so the outcomes do not depend on their number.
-        done: called after each trial, known ones included.
-
-    Raises:
-        InputError: ``jobs`` is not positive, a trial cannot be run, or a process was killed.
+    Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
+    progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
+    called after each, known ones included.
 
     Example:
         >>> from pathspace.training.experiments.reproduce.trial import Trial

@@ -28,13 +28,9 @@ Runner = Callable[[Sequence[Trial]], list[Outcome]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One contender.
-
-    Args:
-        label: what it is called in tables.
-        base: the run; its learning rate, seed and look at the test split are set by the protocol.
-        rates: the learning rates it may choose from.
-        decays: the weight decays it may choose from; empty for that of ``base``.
+    """One contender: its run, without the learning rate, seed and look at the test split that the
+    protocol sets, and the rates and weight decays it may choose from (none for the decay of
+    ``base``).
     """
 
     label: str
@@ -50,14 +46,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an arm.
-
-    Args:
-        arm: the contender, its run with the weight decay that the tuning seeds chose.
-        lr: the learning rate that the tuning seeds chose.
-        tuning: learning rate -> mean validation metric of the tuning seeds, NaN where one diverged.
-        outcomes: of the fresh seeds, in order.
-        seconds: time of all runs of this arm, tuning included.
+    """The results of an arm: its run with the rate and decay that the tuning seeds chose, the mean
+    validation metric of each rate (NaN where a seed diverged), the outcomes of the fresh seeds, and
+    the time of all runs.
     """
 
     arm: Arm
@@ -76,9 +67,7 @@ class Measured:
 
     @property
     def parts(self) -> list[tuple[float, ...]]:
-        """Test metric of each part of the test split, per fresh seed;
-        empty for one that diverged.
-        """
+        """Test metric of each part of the test split, per seed; empty for one that diverged."""
         return [outcome.test_parts for outcome in self.outcomes]
 
     @property
@@ -118,16 +107,7 @@ class Measured:
 def measure(
     arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]
 ) -> list[Measured]:
-    """Tune and test all arms.
-
-    Args:
-        arms: the contenders.
-        run: runs trials, see :func:`pathspace.training.experiments.reproduce.trial_cache.run_all`.
-        tuning_seeds: seeds that choose the learning rates.
-        seeds: seeds that are reported; none of ``tuning_seeds``.
-
-    Returns:
-        One entry per arm.
+    """Tune all arms with some seeds, and test them with others.
 
     Example:
         >>> arm = Arm(

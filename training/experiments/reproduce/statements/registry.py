@@ -17,35 +17,26 @@ Verdict = Literal["true", "changed", "false", "not shown", "undecided", "not tri
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a document.
+    """One statement of a document, in our words.
 
-    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims
-    of a ``record`` whose text contains ``claims``, or from figures of trained networks by the
-    rule named ``measured``.
+    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims of a
+    ``record`` whose text contains ``claims`` and not ``without``, or from figures of trained
+    networks by the rule of ``evidence.RULES`` named ``measured``.
 
     Args:
-        document: title of the document.
         id: names it; the first letter is that of the document.
-        kind: ``theory``, ``formula``, ``experiment`` or ``background``
-            (history, opinions, analogies).
+        kind: of these, ``background`` is history, opinions and analogies.
         source: section, equation, table or figure.
-        says: the statement, in our words.
         verdict: ``changed`` is true with a changed statement; ``not shown`` is computed only: the
             effect is not there on a stand-in for the document's data, which does not refute it.
         right: what is right instead, for ``changed`` and ``false``.
         range: for which networks and sizes that holds, and how it was found.
         why: why it was not tried, or what would decide it.
         tests: tests that hold the verdict, as ``file::name``.
-        files: data behind it.
         pages: where it is explained, as ``file#heading``.
-        record: experiment of ``pathspace reproduce``.
-        claims: part of the text of that experiment's claims.
-        without: claims with this text are left out.
         reversed: the statement says the opposite of these claims.
         unsaid: what the document leaves open and the claims vary. Where only some of them hold,
             the statement is true with a change: of these.
-        measured: a rule of
-            :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
     """
 
     document: str
