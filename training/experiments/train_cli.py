@@ -57,7 +57,7 @@ def train(
                 " momentum (0.9), adam, path-sgd (scaled by the path norm). For recurrent layers"
                 " alone, and sgd for the rest: recurrent-gsgd, recurrent-path-sgd. Or any optimizer"
                 " of torch by the name of its class, such as AdamW."
-            ),
+            )
         ),
     ] = "gsgd",
     lr: Annotated[

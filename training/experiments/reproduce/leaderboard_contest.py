@@ -224,10 +224,7 @@ def _mean_loss(results: Iterable[Result]) -> float:
 
 
 def seeds_by_power(
-    pilot: Mapping[Case, Entry],
-    spread: Mapping[Case, Entry],
-    least: int,
-    most: int | None = None,
+    pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], least: int, most: int | None = None
 ) -> dict[Case, int]:
     """How many seeds decide each pair of a claim with a probability of 80 %.
 

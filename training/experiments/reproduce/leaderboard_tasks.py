@@ -20,7 +20,7 @@ from ..task import Split
 from ..tasks.digits import image_splits
 from ..tasks.fetched import bible_tokens
 from ..tasks.papers import mnist_splits
-from ..tasks.text import SHARES, chunks, topics_text
+from ..tasks.text import chunks, topics_tokens
 
 BATCH = {"embedded": 32, "fetched": 64}
 # (narrower networks need more steps to pass a linear model)
@@ -53,11 +53,7 @@ def text(scale: str) -> tuple[Splits, int]:
     or the King James Bible.
     """
     if scale == "embedded":
-        topics = topics_text()
-        place = {character: i for i, character in enumerate(sorted(set(topics)))}
-        tokens = torch.tensor([place[character] for character in topics])
-        ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
-        parts, size = list(tokens.tensor_split(ends)), len(place)
+        parts, size = topics_tokens()
     else:
         parts, size = bible_tokens(given("optimizers", None, "bible"))
         if size != source("bible").symbols:

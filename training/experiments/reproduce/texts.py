@@ -12,13 +12,7 @@ from matplotlib.figure import Figure
 
 from .experiment import Setting, experiment
 from .holm import judge, positive
-from .paired_comparison import (
-    PairedComparison,
-    Show,
-    draw_paired_comparison,
-    hold,
-    of_table,
-)
+from .paired_comparison import PairedComparison, Show, draw_paired_comparison, hold, of_table
 from .pictures import draw_curves, legend, panels
 from .recipes import Cell, table_cells
 from .record import Record, judged

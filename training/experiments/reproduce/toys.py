@@ -113,10 +113,7 @@ def square(count: int, seed: int) -> Tensor:
 
 
 def train_toys(
-    nets: Sequence[Net],
-    steps: int,
-    look_at: Callable[[Toys], None] | None = None,
-    every: int = 100,
+    nets: Sequence[Net], steps: int, look_at: Callable[[Toys], None] | None = None, every: int = 100
 ) -> Toys:
     """Train networks side by side with SGD on fresh points of the square [-1, 1]^2; those of one
     seed meet the same points.

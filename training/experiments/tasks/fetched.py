@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d
 
 from ..data import bible_text, given
 from ..task import Split, Task, register_task
-from .digits import read_in_steps, sequence_task
+from .digits import sequence_task
 from .images import image_task
 from .papers import mnist_splits, tokens_of
 from .text import chunks, language_task
@@ -41,8 +41,7 @@ def _rows(
     data: str | None = None,
 ) -> Task:
     parts = fashion_splits(name, pool, limit, data)
-    cut = [Split(read_in_steps(part.inputs, 28 // pool, permuted), part.targets) for part in parts]
-    return sequence_task(name, "Fashion-MNIST", cut, hidden, permuted)
+    return sequence_task(name, "Fashion-MNIST", parts, 28 // pool, permuted, hidden)
 
 
 register_task("fashion-14")(partial(_rows, "fashion-14", 2, False))

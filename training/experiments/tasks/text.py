@@ -39,6 +39,15 @@ def topics_text() -> str:
     return "\n".join("".join(c for c in line if " " <= c <= "~") for line in lines if line)
 
 
+def topics_tokens() -> tuple[list[Tensor], int]:
+    """Return that text as numbers of characters, in three parts, and the size of its alphabet."""
+    text = topics_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([place[character] for character in text])
+    ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
+    return list(tokens.tensor_split(ends)), len(place)
+
+
 def token_loss(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over tokens; targets below 0 do not count."""
     scores, tokens = outputs.flatten(0, 1), targets.flatten()
@@ -105,28 +114,12 @@ def language_task(
 
 @register_task("text-characters")
 def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: int = 2000) -> Task:
-    """Build the task: the next character of Python's documentation topics.
-
-    Example:
-        >>> task = text_characters(hidden=8)
-        >>> task.train.inputs.shape, task.metric_name
-        (torch.Size([2000, 32]), 'bits')
-    """
-    sizes = {"hidden": hidden, "layers": layers, "length": length, "limit": limit}
-    for what, value in sizes.items():
-        if value < 1:
-            raise InputError(f"Task 'text-characters' got {what} = {value}; give at least 1.")
-    text = topics_text()
-    alphabet = sorted(set(text))
-    place = {character: i for i, character in enumerate(alphabet)}
-    tokens = torch.tensor([place[character] for character in text])
-    first, second = (int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1]))
+    """Build the task: the next character of Python's documentation topics."""
+    tokens, size = topics_tokens()
     fifth = max(1, limit // 5)
     parts = [
-        chunks(tokens[:first], length, limit),
-        chunks(tokens[first:second], length, fifth),
-        chunks(tokens[second:], length, fifth),
+        chunks(part, length, some) for part, some in zip(tokens, (limit, fifth, fifth), strict=True)
     ]
     model = {"embedding": max(1, hidden // 4), "hidden": hidden, "layers": layers}
     what = "Python's documentation topics"
-    return language_task("text-characters", what, parts, len(alphabet), {**model})
+    return language_task("text-characters", what, parts, size, {**model})

@@ -9,7 +9,7 @@ from ...names import TASKS
 from ...recipe import optimizer_kind
 from ...task import task_options
 from ...tasks.imagenet import KEPT_APART
-from ...tasks.papers import HELD_OUT, WMT_TOKENS
+from ...tasks.papers import DROPPED, HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of
 from ..trial import Trial
 from .cells import FIELDS, NONE, UNSAID, Cell
@@ -33,14 +33,6 @@ OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
 SCALED = {"recurrent-path-sgd": "the mean of kappa at the start, in the recurrent modules"}
 # the settings that Adam, AdamW and G-Adam have by themselves
 BETAS, EPS = (0.9, 0.999), 1e-8
-# what the language models of the papers' own texts leave out at random
-DROPPED = {
-    "dropout": 0.4,
-    "dropout_inputs": 0.4,
-    "dropout_layers": 0.2,
-    "dropout_words": 0.1,
-    "weight_drop": 0.1,
-}
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 # options of tasks that a field of a recipe describes: these, the settings of blocks in the model
 # and the cut of the data, which _cut names; what a task gets besides stands with the data
@@ -220,10 +212,7 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
     width = options["hidden"]
-    sizes = {
-        "text-characters": max(1, width // 4),
-        "bible-characters": width,
-    }
+    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
     dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
     return {
         "model": "stacked ReLU RNN",

@@ -10,10 +10,4 @@ from .evidence import Judged, judge_all
 from .page import render
 from .registry import Statement, load_statements
 
-__all__ = [
-    "Judged",
-    "Statement",
-    "judge_all",
-    "load_statements",
-    "render",
-]
+__all__ = ["Judged", "Statement", "judge_all", "load_statements", "render"]
