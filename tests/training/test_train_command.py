@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,7 +83,7 @@ def test_a_run_that_is_killed_at_any_moment_ends_bitwise_the_same(tmp_path: Path
     for key in ("state_dict", "optimizer_states", "global_step"):
         assert same(one[key], two[key])
     assert same(one["run"]["noise"], two["run"]["noise"]) and table(part) == table(whole)
-    names = {"best.ckpt", "last.ckpt", "configuration.toml", "metrics.csv"}
+    names = {"best.ckpt", "last.ckpt", "result.json", "metrics.csv"}
     assert {path.name for path in part.iterdir()} == names
     assert run_folder.CHECKPOINT_SECONDS <= 60
 
@@ -98,6 +97,8 @@ def test_a_run_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:
     for name in ("train_loss", "valid_loss", "valid_error"):
         assert float(rows[1][name]) == result[name]
     assert result["epoch_of_weights"] == 2 and result["settings"]["optimizer"] == "gsgd"
+    assert result["versions"]["torch"] == torch.__version__
+    assert json.loads((tmp_path / "result.json").read_text()) == result
     # another run is not overwritten
     again = call(*ROWS, "--epochs", 2, "--out", tmp_path)
     assert again.exit_code == 2 and "add --resume to continue it, --overwrite" in flat(again.stderr)
@@ -160,52 +161,14 @@ def test_ctrl_c_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert call(*ROWS, "--out", tmp_path, "--epochs", 2, "--resume").exit_code == 0
 
 
-def test_a_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> None:
-    words = [*ROWS, "--optimizer", "AdamW", "--epochs", 2, "--seed", 3, "--json"]
-    assert call(*words, tmp_path / "1.json", "--out", tmp_path / "1").exit_code == 0
-    file = tmp_path / "1/configuration.toml"
-    read = tomllib.loads(file.read_text())
-    assert (read["lr"], read["decay"], read["init"]) == (0.001, 0.01, "default")
-    assert read["versions"]["torch"] == torch.__version__ and "out" not in read
-    again = ["train", "digits-rows", "--config", file, "--out", tmp_path / "2", "--json"]
-    assert call(*again, tmp_path / "2.json").exit_code == 0
-    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "12")
-    assert {key for key in one if one[key] != two[key]} == {"seconds", "files"}
-    assert (tmp_path / "2/configuration.toml").read_text() == file.read_text()
-    # what is typed comes first
-    done = call(*again, "-", "--overwrite", "--epochs", 1)
-    assert json.loads(done.stdout)["settings"]["epochs"] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("lr = ", "is not TOML"),
-        ("rate = 1", "unknown key 'rate'"),
-        ("[model]\nhidden = 3", "unknown key 'model'"),
-        ('lr = "fast"', "unable to parse string as a number"),
-        ("epochs = 0", "greater than or equal to 1"),
-        ("lr = nan", "found lr=nan, expected a positive number"),
-        (None, "Cannot read the configuration"),
-    ],
-)
-def test_a_slip_in_a_configuration_is_one_sentence(
-    text: str | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if text is not None:
-        Path("run.toml").write_text(text)
-    done = call("train", "digits-rows", "--config", "run.toml", "--out", "run")
-    assert done.exit_code == 2 and sentence in flat(done.stderr), done.output
-    assert "Traceback" not in done.output and not Path("run").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["mnist"], "There is no task 'mnist' (did you mean mnist"),
         (["digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
         (["digits-rows", "--optimizer", "LBFGS"], "There is no optimizer 'LBFGS'"),
+        (["digits-rows", "--lr", "nan"], "found lr=nan, expected a positive number"),
+        (["digits-rows", "--epochs", "0"], "greater than or equal to 1"),
         (["digits-rows", "--lr", "-1"], "found lr=-1.0, expected a positive number"),
         (["digits-rows", "--rule", "best"], "rule"),
         (["digits-rows", "--schedule", "cosine 2"], "There is no schedule 'cosine 2'"),

@@ -16,7 +16,7 @@ import typer
 from pathspace.cli.errors import FAILED, INTERRUPTED
 
 from .names import expect_packages, experiments_help, known_experiment
-from .train_cli import DataOption, DeviceOption, PrecisionOption, train
+from .train_cli import DataOption, DeviceOption, train
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,6 @@ def reproduce(
         ),
     ] = 1,
     device: DeviceOption = "cpu",
-    precision: PrecisionOption = "32-true",
 ) -> None:
     """Run one of the papers' tables or figures again, with intervals, a paired test and a
     verdict by a fixed rule.

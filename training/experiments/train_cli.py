@@ -16,7 +16,6 @@ from typer import Argument, Option
 from pathspace.cli.errors import INTERRUPTED
 from pathspace.cli.options import JsonOption, SkeletonRule
 
-from .config import read_config
 from .names import TASKS, known_task
 
 Init = StrEnum("Init", {"default": "default", "unit_skeleton": "unit-skeleton"})
@@ -25,16 +24,6 @@ DataOption = Annotated[
     str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
 ]
 DeviceOption = Annotated[str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")]
-PrecisionOption = Annotated[
-    str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
-]
-
-
-def _config(context: typer.Context, path: str | None) -> None:
-    """Take the file's options as defaults, with typer's own checks of each."""
-    if path is not None:
-        names = {each.name or "" for each in context.command.params}
-        context.default_map = read_config(path, names)
 
 
 def train(
@@ -140,7 +129,7 @@ def train(
         str | None,
         Option(
             metavar="DIR",
-            help="Folder for metrics.csv, last.ckpt (every half minute) and best.ckpt.",
+            help="Folder of metrics.csv, result.json, last.ckpt (every half minute), best.ckpt.",
             show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
         ),
     ] = None,
@@ -158,7 +147,9 @@ def train(
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
     ] = False,
     device: DeviceOption = "cpu",
-    precision: PrecisionOption = "32-true",
+    precision: Annotated[
+        str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
+    ] = "32-true",
     tensorboard: Annotated[
         bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")
     ] = False,
@@ -172,16 +163,6 @@ def train(
         ),
     ] = None,
     json: JsonOption = None,
-    config: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            callback=_config,
-            is_eager=True,
-            help="TOML file with any of these options, such as lr = 0.1.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
     """Train a task's model with one optimizer, on weights or in path space.
 

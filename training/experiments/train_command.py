@@ -17,8 +17,8 @@ from pathspace.files.writing import ensure_writable, write_text
 
 from ..penal import penalise_
 from .augment import augmentation
-from .config import write_config
 from .recipe import Recipe, prepare
+from .reproduce.provenance import versions
 from .run_folder import LAST
 from .schedules import schedule
 from .tasks import Task, load_task
@@ -66,18 +66,14 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             )
             return False
         score = None if training.diverged else score_split(training, task.test)
-    # every option with its value, but for files and for what a new run would not need
-    where = dict.fromkeys(("out", "json", "config", "resume", "overwrite"))
-    chosen = {"lr": recipe.lr, "init": recipe.init, "decay": recipe.decay}
-    chosen |= where
-    write_config(folder / "configuration.toml", {**vars(options), **chosen})
     result = _result(training, score, options.patience is not None)
     result["files"] = [str(path) for path in sorted(folder.iterdir())]
     for each in watched:
         seen = each.watch
         result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
         result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
-    write_text(json.dumps(result, indent=2), options.json)
+    for path in (str(folder / "result.json"), options.json):
+        write_text(json.dumps(result, indent=2), path)
     console.print(_table(task, result))
     return True
 
@@ -143,6 +139,7 @@ def _result(training: Training, score: Score | None, best: bool) -> dict[str, An
         "test_loss": score.loss if score else None,
         f"test_{name}": score.metric if score else None,
         "seconds": records[-1].seconds if records else 0.0,
+        "versions": versions(),
     }
 
 

@@ -27,8 +27,8 @@ from .recipes.page import render as render_recipes
 from .record import Record, judged_again
 from .statements import Judged, judge_all, load_statements
 from .statements.errata import with_tables
+from .statements.page import in_words
 from .statements.page import render as render_statements
-from .statements.page import show_statements
 from .trial_cache import TRIALS, TrialCache, run_all
 from .up_to_date import up_to_date
 
@@ -52,7 +52,6 @@ def run_reproduction(
     most_seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
-    precision: str = "32-true",
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the
     folder ``out``; or write one of :data:`PAGES`, which has no record.
@@ -65,11 +64,6 @@ def run_reproduction(
         return None
     experiment = find(name)
     check_scale(experiment, scale, data)
-    if precision != "32-true" and not experiment.trials:
-        having = ", ".join(name for name, one in EXPERIMENTS.items() if one.trials)
-        raise InputError(
-            f"'{name}' has no trials for --precision; leave it out, or take one of: {having}."
-        )
     by_power = scale == "fetched" and seeds is None
     if most_seeds is not None and not by_power:
         raise InputError(
@@ -77,7 +71,7 @@ def run_reproduction(
             " fetched without --seeds has alone; leave it out."
         )
     # before anything is computed: the device has to be there
-    lightning_trainer(device=device, precision=precision)
+    lightning_trainer(device=device)
     first = (experiment.full_seeds if scale == "full" else None) or experiment.seeds
     setting = Setting(
         run=lambda _: [],
@@ -91,7 +85,6 @@ def run_reproduction(
         most_seeds=most_seeds,
         shrink=shrink,
         device=device,
-        precision=precision,
     )
     journal = None
     if experiment.journal or scale == "fetched":
@@ -164,7 +157,8 @@ def _write_statements(folder: Path) -> list[Judged]:
 
 def _write_claims(folder: Path, console: Console) -> None:
     """Judge every statement of the papers by the records and by the tests."""
-    show_statements(_write_statements(folder), console)
+    said = in_words(_write_statements(folder))
+    console.print(f"Wrote {folder.with_name('claims.md')}: {said}.", highlight=False)
 
 
 def _write_recipes(folder: Path, console: Console) -> None:

@@ -54,7 +54,6 @@ class Setting:
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     shrink: int = 1
     device: str = "cpu"
-    precision: str = "32-true"
     by_power: bool = False
     most_seeds: int | None = None
     bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
@@ -64,12 +63,8 @@ class Setting:
         return max(1, number // self.shrink)
 
     def placed(self, trial: Any) -> Any:
-        """Return a trial on the device and in the precision of this setting; runs of the contest
-        have neither.
-        """
-        if not isinstance(trial, Trial):
-            return trial
-        return replace(trial, device=self.device, precision=self.precision)
+        """Return a trial on the device of this setting; runs of the contest have none."""
+        return replace(trial, device=self.device) if isinstance(trial, Trial) else trial
 
     @property
     def protocol(self) -> tuple[str, ...]:
@@ -95,10 +90,6 @@ class Setting:
             ),
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
             *(
-                (f"Runs computed in the precision {self.precision}.",)
-                * (self.precision != "32-true")
-            ),
-            *(
                 (f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",)
                 * (self.shrink > 1)
             ),
@@ -112,7 +103,7 @@ class Experiment:
     ``minutes`` are those of the embedded scale on one thread; ``needs`` is what ``--scale full``
     expects in ``--data``, empty where there is no such scale; ``full_seeds`` are those of the
     paper. ``fetched``: there is a setting for data that ``pathspace data fetch`` brings.
-    ``trials``: it consists of trials, which have a device and a precision. ``journal``: a contest
+    ``trials``: it consists of trials, whose journal tells what is reported. ``journal``: a contest
     of many runs, whose journal in ``--out`` has this name at every scale.
     """
 

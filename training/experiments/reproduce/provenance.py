@@ -14,31 +14,36 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..config import versions
 from ..task import Split, Task, load_task
+
+# Packages on which the results of a run may depend.
+PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning")
 
 
 def run_key(settings: Mapping[str, Any], data: str) -> str:
-    """Return the name of a run: a digest of its settings and of its data.
-
-    Example:
-        >>> run_key({"lr": 0.1}, "d") == run_key({"lr": 0.1}, "d") != run_key({"lr": 0.2}, "d")
-        True
-    """
+    """Return the name of a run: a digest of its settings and of its data."""
     told = json.dumps({**settings, "data": data}, sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
-def provenance() -> dict[str, str]:
-    """Return commit, processor, system and versions of what computes here.
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which a result may depend."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
 
-    Example:
-        >>> {"commit", "processor", "system", "torch"} <= set(provenance())
-        True
-    """
+
+def provenance() -> dict[str, str]:
+    """Return commit, processor, system and versions of what computes here."""
     return {
         "commit": _commit(),
         "processor": _processor(),
@@ -71,13 +76,7 @@ def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
 
 
 def splits_digest(splits: Iterable[Split]) -> str:
-    """Return a digest of all examples and labels of splits.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks.digits import image_splits
-        >>> len(splits_digest(image_splits()))
-        16
-    """
+    """Return a digest of all examples and labels of splits."""
     found = hashlib.sha256()
     for split in splits:
         for tensor in (split.inputs, split.targets):

@@ -18,7 +18,6 @@ from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
-from ..trainer import lightning_trainer
 from .experiment import Setting, experiment
 from .holm import judge, positive
 from .pictures import look, panels
@@ -66,20 +65,14 @@ def seconds_of_step(
         ... ) > 0
         True
     """
-    targets = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
+    targets = torch.zeros(len(batch), dtype=torch.int64)
     # The time of this thread alone: what other programs do on the machine does not count.
-    # A GPU has no such clock.
-    clock = time.perf_counter if batch.is_cuda else time.thread_time
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    started = clock()
+    started = time.thread_time()
     for _ in range(steps):
         optimizer.zero_grad()
         functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    return (clock() - started) / steps
+    return (time.thread_time() - started) / steps
 
 
 def run(setting: Setting) -> Record:
@@ -89,12 +82,10 @@ def run(setting: Setting) -> Record:
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
-    device = lightning_trainer(device=setting.device).strategy.root_device
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, make, shape, _, path_sgd in CASES:
-            batch = torch.randn(shape).to(device)
-            times = alternate(contenders_of(make, batch, steps, path_sgd), most)
+            times = alternate(contenders_of(make, torch.randn(shape), steps, path_sgd), most)
             data[name] = times
             increase = _more(times["G-SGD"], times["SGD"])
             claims.append(
@@ -128,14 +119,10 @@ def run(setting: Setting) -> Record:
             tuple(rows),
         ),
         differs=(
-            *(ONE_THREAD if setting.device == "cpu" else ()),
+            *ONE_THREAD,
             *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
         ),
         protocol=(
-            *(
-                (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
-                * (setting.device != "cpu")
-            ),
             (
                 f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
                 " round by round, and the interval is over rounds. A first round is a warm-up and"
@@ -191,15 +178,12 @@ def contenders_of(
     contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()
-        skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
+        skeleton = ps.trace(model, batch[:2]).skeleton()
         init_skeleton_(model, skeleton)
-        model.to(batch.device)
         # so small a rate that no network diverges for any random targets
         optimizer: torch.optim.Optimizer
         if name == "G-SGD":
-            optimizer = GSGD(
-                model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None
-            )
+            optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton)
         elif name == "Path-SGD":
             optimizer = PathSGD(
                 model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False

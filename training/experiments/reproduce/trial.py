@@ -62,7 +62,6 @@ class Trial:
     augment: str = "none"
     betas: tuple[float, float] | None = None
     eps: float | None = None
-    precision: str = "32-true"
 
     @property
     def key(self) -> str:
@@ -141,7 +140,6 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             folder=folder,
             callbacks=probes,
             device=trial.device,
-            precision=trial.precision,
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
         records = run_epochs(training, trainer, last)

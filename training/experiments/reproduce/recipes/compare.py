@@ -81,7 +81,6 @@ def describe(
     own = "a seed" if tuning_seeds == 1 else f"{tuning_seeds} seeds"
     searched = f"by validation data, with {own} of its own" if len(rates) > 1 else NONE
     moments = "adam" in trial.optimizer.lower()
-    computer = "one thread of a processor" if trial.device == "cpu" else trial.device
     run = {
         **COMMON,
         "data": TASKS.get(trial.task, f"those of the task {trial.task}"),
@@ -106,10 +105,7 @@ def describe(
         "path_space": path_space,
         "seeds": seeds,
         "reported": "last epoch",
-        "device": (
-            computer
-            + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true")
-        ),
+        "device": "one thread of a processor" if trial.device == "cpu" else trial.device,
     }
     run["data"] = ", ".join((run["data"], *_cut(trial.task, options)))
     run["model"] = ", ".join((run["model"], *_blocks(options)))

@@ -8,9 +8,6 @@ from importlib import resources
 from pathlib import Path
 from typing import get_args
 
-from rich.console import Console
-from rich.table import Table as RichTable
-
 from ..markdown import markdown_table, markdown_texts
 from ..record import Table
 from .evidence import Judged
@@ -70,14 +67,6 @@ def _row(one: Judged) -> tuple[str, ...]:
     return what, f"**{SHOWN[one.verdict]}**", evidence
 
 
-def show_statements(judged: Sequence[Judged], console: Console) -> None:
-    """Print a line per statement, and how many there are of each verdict."""
-    table = RichTable(
-        "id", "statement", "verdict", title="Statements of the documents", title_justify="left"
-    )
-    for one in judged:
-        table.add_row(one.statement.id, one.statement.says, SHOWN[one.verdict])
-    console.print(table)
-    console.print(
-        ", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items()) + "."
-    )
+def in_words(judged: Iterable[Judged]) -> str:
+    """Say how many statements there are of each verdict."""
+    return ", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items())
