@@ -199,7 +199,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "augment": ("crop-flip", "augmentation"),
     "betas": ((0.9, 0.98), "betas"),
     "eps": (1e-9, "eps"),
-    "precision": ("bf16-mixed", "device"),
 }
 
 

@@ -298,5 +298,5 @@ def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     console = Console(record=True, width=200)
     run_reproduction("claims", console, out="records")
-    assert "P-theorem-2-stacks" in console.export_text()
+    assert "Wrote claims.md: " in console.export_text()
     assert "**P-theorem-2-stacks**" in (tmp_path / "claims.md").read_text()

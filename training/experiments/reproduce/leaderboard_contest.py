@@ -16,8 +16,7 @@ from .leaderboard_tasks import STEPS, TASKS, chance
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
 KINDS = (RIVAL, "SGD", "Muon", "LoRA+")
-# tasks as they are listed
-ORDER = tuple(STEPS["embedded"])
+ORDER = tuple(TASKS)
 # these seeds say how many others a verdict needs, and are not reported
 PILOT_SEEDS = range(5)
 # a second tuning seed tries so many rates
@@ -200,16 +199,7 @@ class Bench:
 
 
 def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
-    """Rates with one more where the search may have ended too early.
-
-    Example:
-        >>> further((0.01, 0.03, 0.1), 0.01, False)
-        (0.003, 0.01, 0.03, 0.1)
-        >>> further((0.01, 0.03, 0.1), 0.1, False)
-        (0.01, 0.03, 0.1, 0.3)
-        >>> further((0.01, 0.03, 0.1), 0.03, False)
-        (0.01, 0.03, 0.1)
-    """
+    """Rates with one more where the search may have ended too early."""
     # (their factors alternate)
     if fails or best == tried[0]:
         return (float(f"{tried[0] * tried[1] / tried[2]:.3g}"), *tried)

@@ -75,33 +75,25 @@ def _turned(scale: str) -> Splits:
 
 
 class Adapted(nn.Module):
-    """A trained network of three hidden layers, frozen, with adapters of low rank
-    beside its inner layers.
-
-    Args:
-        layers: the trained layers.
-        rank: of the adapters.
-    """
+    """A trained network, frozen, with adapters of low rank beside its inner layers."""
 
     def __init__(self, layers: nn.Sequential, rank: int) -> None:
         super().__init__()
         self.layers = layers.requires_grad_(False)
         inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
-        self.down = nn.ParameterList(
-            nn.Parameter(torch.randn(rank, one.in_features) / one.in_features**0.5) for one in inner
-        )
-        self.up = nn.ParameterList(
-            nn.Parameter(torch.zeros(one.out_features, rank)) for one in inner
-        )
+        down = [torch.randn(rank, one.in_features) / one.in_features**0.5 for one in inner]
+        self.down = nn.ParameterList(map(nn.Parameter, down))
+        up = [torch.zeros(one.out_features, rank) for one in inner]
+        self.up = nn.ParameterList(map(nn.Parameter, up))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to scores."""
-        number = 0
+        adapters = zip(self.down, self.up, strict=True)
         for layer in self.layers:
             y = layer(x)
-            if isinstance(layer, nn.Linear) and number < len(self.down):
-                y = y + x @ self.down[number].T @ self.up[number].T
-                number += 1
+            if isinstance(layer, nn.Linear) and (adapter := next(adapters, None)):
+                down, up = adapter
+                y = y + x @ down.T @ up.T
             x = y
         return x
 
@@ -121,14 +113,8 @@ def _cnn(scale: str) -> nn.Sequential:
     first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     pixels, width = (math.isqrt(_pixels(scale)) // 4) ** 2, WIDTH[scale]
-    return nn.Sequential(
-        *first,
-        *second,
-        nn.Flatten(),
-        nn.Linear(16 * pixels, width),
-        nn.ReLU(),
-        nn.Linear(width, 10),
-    )
+    read = nn.Flatten(), nn.Linear(16 * pixels, width), nn.ReLU(), nn.Linear(width, 10)
+    return nn.Sequential(*first, *second, *read)
 
 
 def _resnet(scale: str) -> CifarResNet:
@@ -167,29 +153,15 @@ GPT = "character GPT"
 TASKS: dict[str, tuple[Callable[[str], nn.Module], Callable[[str], Splits]]] = {
     "MLP": (_mlp, images),
     "CNN": (_cnn, images),
-    "batch-norm ResNet": (_resnet, images),
-    "ViT": (_vit, images),
-    GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
     "adapters": (_adapted, _turned),
+    "batch-norm ResNet": (_resnet, images),
+    GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
+    "ViT": (_vit, images),
 }
 # steps of a run, the same for all contenders: fewer where each costs more
 STEPS = {
-    "embedded": {
-        "MLP": 150,
-        "CNN": 150,
-        "adapters": 150,
-        "batch-norm ResNet": 80,
-        GPT: 80,
-        "ViT": 200,
-    },
-    "fetched": {
-        "MLP": 1000,
-        "CNN": 1200,
-        "adapters": 1800,
-        "batch-norm ResNet": 300,
-        GPT: 800,
-        "ViT": 1200,
-    },
+    "embedded": dict(zip(TASKS, (150, 150, 150, 80, 80, 200), strict=True)),
+    "fetched": dict(zip(TASKS, (1000, 1200, 1800, 300, 800, 1200), strict=True)),
 }
 
 
@@ -198,7 +170,3 @@ def chance(task: str, scale: str) -> float:
     if task != GPT:
         return math.log(10)
     return math.log(source("bible").symbols if scale == "fetched" else text(scale)[1])
-
-
-__all__ = ["BATCH", "CHUNKS", "LENGTH", "RANK", "STEPS", "TASKS", "UPRIGHT"]
-__all__ += ["chance", "images", "linear_model", "text"]
