@@ -11,6 +11,7 @@ import pathspace as ps
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import (
     CifarResNet,
+    DeepResNet,
     RecurrentCNN,
     ReluRNN,
     StackedReluLM,
@@ -106,6 +107,7 @@ def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
 def test_residual_networks_have_the_sizes_of_their_paper(depth: int, parameters: float) -> None:
     assert round(sum(p.numel() for p in CifarResNet(depth).parameters()) / 1e6, 2) == parameters
+    assert sum(p.numel() for p in DeepResNet(18).parameters()) == 11_689_512
 
 
 def test_blocks_of_residual_networks_have_regularisers() -> None:

@@ -26,14 +26,7 @@ Scale = StrEnum("Scale", ["embedded", "fetched", "full"])
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this package to the command line.
-
-    Example:
-        >>> app = typer.Typer()
-        >>> register(app)
-        >>> [command.callback.__name__ for command in app.registered_commands]
-        ['train', 'reproduce', 'demo']
-    """
+    """Add the commands of this package to the command line."""
     app.command()(train)
     app.command()(reproduce)
     app.command()(demo)

@@ -113,13 +113,7 @@ def task_options(name: str) -> dict[str, Any]:
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """Build the task of this name, with options of its own, such as ``hidden=100``.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> load_task("digits-rows").train.inputs.shape
-        torch.Size([1197, 8, 8])
-    """
+    """Build the task of this name, with options of its own, such as ``hidden=100``."""
     known = task_options(name)
     for option in options:
         if option not in known:

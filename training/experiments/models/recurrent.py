@@ -14,10 +14,6 @@ class ReluRNN(nn.Module):
 
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, equations (1) and (2).
-
-    Example:
-        >>> ReluRNN(inputs=8, hidden=5, outputs=10)(torch.zeros(2, 7, 8)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1) -> None:
@@ -49,12 +45,6 @@ class StackedReluLM(nn.Module):
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2,
         appendix A.2 and Table 3.
-
-    Example:
-        >>> StackedReluLM(27, embedding=5, hidden=6, layers=2)(
-        ...     torch.zeros(3, 4, dtype=torch.int64)
-        ... ).shape
-        torch.Size([3, 4, 27])
     """
 
     def __init__(
@@ -146,10 +136,6 @@ class RecurrentCNN(nn.Module):
 
     Reference:
         Liang and Hu, Recurrent convolutional neural network for object recognition, section 3.3.
-
-    Example:
-        >>> RecurrentCNN(1, 4, 10, layers=2)(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

@@ -21,12 +21,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualCNN(nn.Module):
-    """A stem, residual blocks, global average pooling and a linear read-out.
-
-    Example:
-        >>> ResidualCNN()(torch.zeros(2, 3, 8, 8)).shape
-        torch.Size([2, 4])
-    """
+    """A stem, residual blocks, global average pooling and a linear read-out."""
 
     def __init__(
         self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2
@@ -52,10 +47,6 @@ class Toy(nn.Module):
 
     Reference:
         Rethinking skip connection model as a learnable Markov chain, Figure 2(b).
-
-    Example:
-        >>> sum(p.numel() for p in Toy().parameters()), Toy()(torch.zeros(3, 2)).shape
-        (28, torch.Size([3, 1]))
     """
 
     def __init__(self, skip: bool = True) -> None:

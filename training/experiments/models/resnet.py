@@ -58,10 +58,6 @@ class Block(nn.Module):
         scale: first value of a learned factor for each channel of the branch (LayerScale).
         drop: share of the samples whose branch is dropped in a training step (stochastic depth).
         activity: strength of the penalty of a :class:`Rectifier`.
-
-    Example:
-        >>> Block(4, 8, 2)(torch.zeros(2, 4, 8, 8)).shape
-        torch.Size([2, 8, 4, 4])
     """
 
     def __init__(
@@ -148,10 +144,6 @@ class CifarResNet(ResNet):
     Reference:
         He et al., Deep residual learning for image recognition, section 4.2; Learnable
         Markov chain paper, Table 3.
-
-    Example:
-        >>> sum(p.numel() for p in CifarResNet(20).parameters())
-        269722
     """
 
     def __init__(
@@ -173,10 +165,6 @@ class DeepResNet(ResNet):
     Reference:
         He et al., Deep residual learning for image recognition, Table 1; Learnable Markov chain
         paper, Tables 2 and 3.
-
-    Example:
-        >>> sum(p.numel() for p in DeepResNet(18).parameters())
-        11689512
     """
 
     def __init__(

@@ -39,10 +39,6 @@ class TransformerBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches, a class token, blocks, and a linear read-out of the class token; ``size`` and
     ``patch`` are heights and widths.
-
-    Example:
-        >>> VisionTransformer(size=8, patch=2, width=16)(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(
@@ -75,10 +71,6 @@ class VisionTransformer(nn.Module):
 class CharacterGPT(nn.Module):
     """Embeddings of characters and positions, causal blocks, and scores for the next character at
     every position, of which there are at most ``length``.
-
-    Example:
-        >>> CharacterGPT(characters=30, length=16)(torch.zeros(2, 16, dtype=torch.int64)).shape
-        torch.Size([2, 16, 30])
     """
 
     def __init__(

@@ -10,15 +10,11 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and
-    cosines, shape (length, width).
+    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length,
+    width).
 
     Reference:
         Vaswani et al., Attention is all you need, section 3.5.
-
-    Example:
-        >>> sinusoids(2, 4)[0].tolist()
-        [0.0, 1.0, 0.0, 1.0]
     """
     angles = torch.arange(length)[:, None] * torch.exp(
         -math.log(1e4) * torch.arange(0, width, 2) / width
@@ -40,12 +36,6 @@ class Translator(nn.Module):
     Reference:
         Vaswani et al., Attention is all you need; Rethinking skip connection model as a learnable
         Markov chain, section 3.1.
-
-    Example:
-        >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(
-        ...     torch.ones(3, 9, dtype=torch.int64)
-        ... ).shape
-        torch.Size([3, 5, 20])
     """
 
     places: Tensor

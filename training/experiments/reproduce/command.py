@@ -181,14 +181,7 @@ def find(name: str) -> Experiment:
 
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
-    """Refuse a scale that an experiment does not have, and the paper's setting without its data.
-
-    Example:
-        >>> check_scale(find("race"), "full", None)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Experiment 'race' has no paper's own setting; leave out ...
-    """
+    """Refuse a scale that an experiment does not have, and the paper's setting without its data."""
     scales = {"fetched": "setting for fetched data", "full": "paper's own setting"}
     having = {
         "embedded": [*EXPERIMENTS],

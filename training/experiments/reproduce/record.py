@@ -101,11 +101,8 @@ def about(name: str) -> dict[str, Any]:
 
 
 def remarks(name: str, **figures: object) -> tuple[str, ...]:
-    """Return what else differs from the paper, with the figures that the text leaves to the code.
-
-    Example:
-        >>> remarks("language")[0]
-        "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested."
+    """Return what else differs from the paper, with the figures that the text leaves to the
+    code.
     """
     return tuple(remark.format(**figures) for remark in texts()[name].get("remarks", ()))
 
@@ -134,12 +131,8 @@ def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
 
 
 def on_these_items(claim: Mapping[str, Any]) -> bool:
-    """Whether another test split might turn a verdict: the interval for other
-    items contains zero.
-
-    Example:
-        >>> on_these_items({"verdict": "better", "items_low": -0.1, "items_high": 0.3})
-        True
+    """Whether another test split might turn a verdict: the interval for other items contains
+    zero.
     """
     return (
         claim["verdict"] in ("better", "worse")

@@ -183,12 +183,7 @@ def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyPr
 
 
 def recipe_of(trial: Trial) -> Recipe:
-    """Return optimizer and starting point of a run.
-
-    Example:
-        >>> recipe_of(Trial("digits-rows", "adam", 0.1, 0, 1, betas=(0.9, 0.98))).betas
-        (0.9, 0.98)
-    """
+    """Return optimizer and starting point of a run."""
     return Recipe(
         trial.optimizer,
         trial.lr,

@@ -35,11 +35,6 @@ class TrialCache:
     because the trial can be run again. A trial of earlier code is known, until its file and its
     lines in the journal are deleted; its provenance says what computed it. The journal gets a line
     for every trial, and knows those that are in it, of several lines of one trial the last.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.trial import Trial
-        >>> TrialCache(None).find(Trial("digits-rows", "sgd", 0.1, 0, 1)) is None
-        True
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
@@ -158,13 +153,6 @@ def run_all(
     Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
     progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
     called after each, known ones included.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.trial import Trial
-        >>> trial = Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),))
-        >>> first, second = run_all([trial, trial], TrialCache(None))
-        >>> first is second
-        True
     """
     if jobs < 1:
         raise InputError(

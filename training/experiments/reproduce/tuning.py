@@ -107,17 +107,7 @@ class Measured:
 def measure(
     arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]
 ) -> list[Measured]:
-    """Tune all arms with some seeds, and test them with others.
-
-    Example:
-        >>> arm = Arm(
-        ...     "SGD", Trial("digits-rows", "sgd", 0, 0, 1, options=(("hidden", 4),)), (0.1, 0.2)
-        ... )
-        >>> from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-        >>> (only,) = measure([arm], lambda trials: run_all(trials, TrialCache(None)), (7,), (0, 1))
-        >>> only.lr in (0.1, 0.2), len(only.tests)
-        (True, 2)
-    """
+    """Tune all arms with some seeds, and test them with others."""
     assert not set(tuning_seeds) & set(seeds), "fresh seeds must have no part in the tuning"
     grid = [
         (base, rate, seed)

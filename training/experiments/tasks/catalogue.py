@@ -46,12 +46,8 @@ def read_catalogue(path: Path) -> list[Pair]:
 
 
 def words_of(message: str) -> list[str]:
-    """Cut a message into lower-case words, placeholders and marks;
-    underscores of menus are left out.
-
-    Example:
-        >>> words_of("_Open file %s?")
-        ['open', 'file', '%s', '?']
+    """Cut a message into lower-case words, placeholders and marks; underscores of menus are left
+    out.
     """
     return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
 

@@ -47,12 +47,7 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 class OfBytes(nn.Module):
-    """A network behind the normalisation of images of unsigned bytes.
-
-    Example:
-        >>> OfBytes(nn.Flatten())(torch.zeros(2, 3, 1, 1, dtype=torch.uint8)).shape
-        torch.Size([2, 3])
-    """
+    """A network behind the normalisation of images of unsigned bytes."""
 
     mean: Tensor
     deviation: Tensor

@@ -25,12 +25,8 @@ SHARES = (0.8, 0.1, 0.1)
 
 @cache
 def topics_text() -> str:
-    """Return the documentation topics of the running Python as one text: printable
-    ASCII, runs of blanks joined.
-
-    Example:
-        >>> "assert" in topics_text()
-        True
+    """Return the documentation topics of the running Python as one text: printable ASCII, runs of
+    blanks joined.
     """
     from pydoc_data.topics import topics
 
@@ -67,12 +63,7 @@ def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
-    """Cut a text into examples: ``length`` tokens in, the same shifted by one out.
-
-    Example:
-        >>> chunks(torch.arange(7), 3).targets.tolist()
-        [[1, 2, 3], [4, 5, 6]]
-    """
+    """Cut a text into examples: ``length`` tokens in, the same shifted by one out."""
     count = (len(tokens) - 1) // length
     if count < 1:
         raise InputError(

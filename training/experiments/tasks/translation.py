@@ -68,12 +68,7 @@ def german_words(number: int, last: bool = True) -> list[str]:
 
 
 def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of wrong target tokens without padding: one minus the paper's accuracy.
-
-    Example:
-        >>> token_accuracy_error(torch.eye(3).unsqueeze(0), torch.tensor([[0, 2, -1]])).item()
-        0.5
-    """
+    """Return the share of wrong target tokens without padding: one minus the paper's accuracy."""
     counts = targets >= 0
     return ((outputs.argmax(-1) != targets) & counts).float().sum() / counts.sum().clamp(min=1)
 
@@ -84,13 +79,7 @@ def encode_pairs(
     source: int,
     target: int,
 ) -> Split:
-    """Turn pairs of sentences into rows of tokens.
-
-    Example:
-        >>> split = encode_pairs([(["a"], ["b"])], {"a": 4, "b": 5}, 2, 3)
-        >>> split.inputs.tolist(), split.targets.tolist()
-        ([[4, 0, 1, 5, 0]], [[5, 2, -1]])
-    """
+    """Turn pairs of sentences into rows of tokens."""
     inputs = torch.zeros(len(pairs), source + target, dtype=torch.int64)
     targets = torch.full((len(pairs), target), -1, dtype=torch.int64)
     for row, (first, second) in enumerate(pairs):
@@ -105,10 +94,6 @@ def encode_pairs(
 def heads_of(width: int) -> int:
     """Return how many attention heads a transformer of a width has: eight, or fewer where a head
     would have less than eight features.
-
-    Example:
-        >>> heads_of(512), heads_of(32), heads_of(4)
-        (8, 4, 1)
     """
     return next(
         heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width)

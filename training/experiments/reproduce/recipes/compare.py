@@ -134,12 +134,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """Write a value for a sentence.
-
-    Example:
-        >>> show([0.1, 1e-05]), show(True), show(400)
-        ('0.1, 1e-05', 'yes', '400')
-    """
+    """Write a value for a sentence."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

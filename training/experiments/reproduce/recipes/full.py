@@ -189,13 +189,6 @@ def listed(
 def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
     """Write labels "group: name" shortly: a group that is there whole, and a name that is there in
     every group, once.
-
-    Example:
-        >>> every = ["a: SGD", "a: Adam", "b: SGD", "b: Adam"]
-        >>> _grouped(["a: SGD", "a: Adam"], every), _grouped(["a: SGD", "b: SGD"], every)
-        (['a'], ['SGD'])
-        >>> _grouped(["a: SGD"], every)
-        ['a: SGD']
     """
     if not all(": " in label for label in every):
         return list(labels)
