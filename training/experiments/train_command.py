@@ -124,23 +124,20 @@ def _prepare(folder: Path, options: SimpleNamespace) -> None:
 
 def _result(training: Training, score: Score | None, best: bool) -> dict[str, Any]:
     records, name = training.records, training.task.metric_name
-    shown = None
-    if records and not training.diverged:
-        # (of equal ones the first, as its weights were kept)
-        shown = min(records, key=lambda record: record.valid_metric) if best else records[-1]
-    return {
+    result = {
         "settings": {**training.run_settings, "epochs": training.epochs},
         "epochs_done": len(records),
-        "epoch_of_weights": shown.epoch if shown else None,
         "diverged": training.diverged,
-        "train_loss": shown.train_loss if shown else None,
-        "valid_loss": shown.valid_loss if shown else None,
-        f"valid_{name}": shown.valid_metric if shown else None,
-        "test_loss": score.loss if score else None,
-        f"test_{name}": score.metric if score else None,
         "seconds": records[-1].seconds if records else 0.0,
         "versions": versions(),
     }
+    if records and score is not None:
+        # (of equal ones the first, as its weights were kept)
+        shown = min(records, key=lambda record: record.valid_metric) if best else records[-1]
+        result |= {"epoch_of_weights": shown.epoch, "train_loss": shown.train_loss}
+        result |= {"valid_loss": shown.valid_loss, f"valid_{name}": shown.valid_metric}
+        result |= {"test_loss": score.loss, f"test_{name}": score.metric}
+    return result
 
 
 def _table(task: Task, result: Mapping[str, Any]) -> Table:
@@ -151,7 +148,7 @@ def _table(task: Task, result: Mapping[str, Any]) -> Table:
     table.add_row("task", task.description)
     for key, value in result.items():
         text = str(value)
-        if key.endswith(task.metric_name) and value is not None:
+        if key.endswith(task.metric_name):
             text = format(value, task.metric_format)
         elif isinstance(value, float):
             text = f"{value:.4g}"
@@ -159,6 +156,5 @@ def _table(task: Task, result: Mapping[str, Any]) -> Table:
             text = ", ".join(f"{name} {each}" for name, each in value.items())
         elif isinstance(value, list):
             text = ", ".join(value)
-        if value is not None:
-            table.add_row(key.replace("_", " "), text)
+        table.add_row(key.replace("_", " "), text)
     return table

@@ -64,17 +64,9 @@ class Training(LightningModule):
     The order of the batches and every other random number depend on ``seed`` alone. On a CPU a
     resumed run is bitwise equal to an uninterrupted one.
 
-    Args:
-        task: data, loss and metric.
-        model: trained in place.
-        optimizer: any optimizer over the parameters of ``model``.
-        epochs: passes over the training split.
-        batch_size: examples per pass through the model; the last of an epoch may be smaller.
-        seed: of the order of the batches and of the noise of the model.
-        schedule: completed share of the run's steps -> factor of every learning rate.
-        clip: upper bound of the gradient norm of a step; ``None`` for none.
-        augment: changes the inputs of a training pass.
-        settings: plain values; only a run with equal ones resumes a checkpoint.
+    ``schedule`` maps the completed share of the run's steps to the factor of every learning rate,
+    ``clip`` is an upper bound of the gradient norm of a step, ``augment`` changes the inputs of a
+    training pass. ``settings`` are plain values: only a run with equal ones resumes a checkpoint.
 
     Attributes:
         records: one per finished epoch.
@@ -117,21 +109,21 @@ class Training(LightningModule):
         self.task, self.model, self.optimizer = task, model, optimizer
         self.epochs, self.batch_size, self.seed = epochs, batch_size, seed
         self.schedule, self.clip, self.augment = schedule, clip, augment
-        own = {"task": task.name, "batch_size": batch_size, "seed": seed}
+        self.run_settings = {"task": task.name, "batch_size": batch_size, "seed": seed}
         if clip:
-            own["clip"] = clip
+            self.run_settings["clip"] = clip
         if schedule:
             # (the rates of all steps depend on the number of epochs)
-            own["schedule_epochs"] = epochs
-        self.run_settings = {**own, **(settings or {})}
+            self.run_settings["schedule_epochs"] = epochs
+        self.run_settings |= settings or {}
         self.monitored = f"valid_{task.metric_name}"
         self.records: list[Record] = []
         self.diverged = False
         self.score = Score(math.nan, math.nan)
         self._order, self._drawn = torch.Generator().manual_seed(seed), 0
         self._noise: dict[str, Tensor] = {}
-        # sums over the epoch so far, sums over a split, and when the run began
-        self._loss, self._examples, self._began = 0.0, 0, 0.0
+        # sum over the epoch so far, sums over a split, and when the run began
+        self._loss, self._began = 0.0, 0.0
         self._sums = torch.zeros(3, dtype=torch.float64)
 
     def configure_optimizers(self) -> Any:
@@ -174,11 +166,10 @@ class Training(LightningModule):
             # (it begins its file anew)
             for record in self.records if isinstance(logger, CSVLogger) else ():
                 logger.log_metrics(self.row(record), record.step)
-        if not self._noise:
-            torch.manual_seed(self.seed)
-            return
-        torch.set_rng_state(self._noise["cpu"])
-        if self.device.type in self._noise.keys() - {"cpu"}:
+        torch.manual_seed(self.seed)
+        if "cpu" in self._noise:
+            torch.set_rng_state(self._noise["cpu"])
+        if "cuda" in self._noise and self.device.type == "cuda":
             torch.cuda.set_rng_state(self._noise["cuda"], self.device)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
@@ -191,7 +182,6 @@ class Training(LightningModule):
         if not math.isfinite(total):
             raise DivergedError
         self._loss += total
-        self._examples += len(targets)
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
@@ -210,9 +200,8 @@ class Training(LightningModule):
         if not math.isfinite(self.score.loss):
             raise DivergedError
         done, seconds = self.current_epoch + 1, time.perf_counter() - self._began
-        loss = self._loss / self._examples
+        loss, self._loss = self._loss / self.size, 0.0
         self.records.append(Record(done, self.global_step, loss, *self.score, seconds))
-        self._loss, self._examples = 0.0, 0
         row = self.row(self.records[-1])
         shown = {name: row[name] for name in ("train_loss", self.monitored)}
         self.log_dict(shown, prog_bar=True, logger=False)
@@ -241,7 +230,7 @@ class Training(LightningModule):
         checkpoint["run"] = {
             "settings": self.run_settings,
             "records": [asdict(record) for record in self.records],
-            "part": (self._loss, self._examples),
+            "loss": self._loss,
             "noise": noise,
             "penal_steps": schedule_steps(self.model),
         }
@@ -250,7 +239,7 @@ class Training(LightningModule):
         """Take over what :meth:`on_save_checkpoint` added."""
         state = checkpoint["run"]
         self.records = [Record(**record) for record in state["records"]]
-        (self._loss, self._examples), self._noise = state["part"], state["noise"]
+        self._loss, self._noise = state["loss"], state["noise"]
         restore_schedule_steps(self.model, state["penal_steps"])
 
 
@@ -287,19 +276,14 @@ def lightning_trainer(
     device: str = "cpu",
     precision: str = "32-true",
 ) -> Trainer:
-    """Return Lightning's trainer for a run.
+    """Return Lightning's trainer for a run; without one it shows whether device and precision are
+    there.
 
-    Args:
-        training: the run; ``None`` asks for device and precision alone.
-        folder: for ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
-            validation metric; ``None`` keeps no files.
-        patience: with a folder, stop after so many epochs without a lower validation metric, and
-            take the weights of the best epoch; ``None`` trains to the last epoch.
-        tensorboard: also write event files into the folder.
-        bar: show a progress bar, on standard error.
-        callbacks: further ones.
-        device: Lightning's name of an accelerator, such as ``cpu`` and ``cuda``.
-        precision: Lightning's name, such as ``64-true`` and ``bf16-mixed``.
+    The folder gets ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
+    validation metric, and with ``tensorboard`` event files. With ``patience``, the run stops after
+    so many epochs without a lower validation metric, and takes the weights of the best epoch. A
+    progress bar (``bar``) goes to standard error. ``device`` and ``precision`` are Lightning's
+    names.
 
     Raises:
         InputError: a name is unknown, a device is not there, a package is missing, or the folder
@@ -335,15 +319,9 @@ def lightning_trainer(
 
 
 def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None) -> list[Record]:
-    """Train to the last epoch, until patience is exhausted, or until a loss is not finite.
-
-    Args:
-        training: the run.
-        trainer: :func:`lightning_trainer` of the run.
-        resume: a checkpoint to continue from.
-
-    Returns:
-        One record per epoch, those before an interruption included.
+    """Train to the last epoch, until patience is exhausted, or until a loss is not finite;
+    ``resume`` is a checkpoint to continue from. Return one record per epoch, those before an
+    interruption included.
 
     Raises:
         InputError: the checkpoint cannot be read, or is that of a run with other settings.
