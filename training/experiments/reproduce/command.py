@@ -182,25 +182,23 @@ def find(name: str) -> Experiment:
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
     """Refuse a scale that an experiment does not have, and the paper's setting without its data."""
-    scales = {"fetched": "setting for fetched data", "full": "paper's own setting"}
+    what = {"fetched": "setting for fetched data", "full": "paper's own setting"}
     having = {
         "embedded": [*EXPERIMENTS],
         "fetched": [name for name, one in EXPERIMENTS.items() if one.fetched],
         "full": [name for name, one in EXPERIMENTS.items() if one.needs],
     }[scale]
-    if experiment.name not in having:
+    name, needs = experiment.name, experiment.needs
+    if name not in having:
         raise InputError(
-            f"Experiment '{experiment.name}' has no {scales[scale]}; leave out --scale {scale}, or"
-            f" take one of: {', '.join(having)}."
+            f"Experiment '{name}' has no {what[scale]}; leave out --scale {scale}, or take one of:"
+            f" {', '.join(having)}."
         )
-    if scale == "full" and data is None:
+    if scale == "full" and (data is None or not Path(data).is_dir()):
+        given = "The" if data is None else f"There is no folder '{data}': the"
         raise InputError(
-            f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their"
-            " folder with --data DIR, or leave out --scale full."
-        )
-    if scale == "full" and not Path(str(data)).is_dir():
-        raise InputError(
-            f"There is no folder '{data}'; --data names the folder with {experiment.needs}."
+            f"{given} paper's setting of '{name}' needs {needs}; give their folder with --data DIR,"
+            " or leave out --scale full."
         )
 
 
@@ -222,10 +220,8 @@ def show(record: Record, console: Console) -> None:
         ours.add_row(*row)
     console.print(ours)
     for claim in record.claims:
-        needed = (
-            f" (needs about {claim['needed']} repetitions)"
-            if claim["verdict"] == "undecided"
-            else ""
-        )
-        why = f" ({claim['nothing']})" if claim["nothing"] else needed
-        console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]{why}", highlight=False)
+        why = claim["nothing"]
+        if not why and claim["verdict"] == "undecided":
+            why = f"needs about {claim['needed']} repetitions"
+        said = f"{claim['statement']}: [bold]{claim['verdict']}[/]{f' ({why})' * bool(why)}"
+        console.print(said, highlight=False)

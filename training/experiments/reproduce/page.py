@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -42,24 +43,6 @@ def _verdicts(records: Sequence[Record]) -> str:
 
 
 def _section(record: Record, folder: str) -> str:
-    columns: tuple[str, ...] = (
-        "claim",
-        "paper",
-        "ours",
-        f"{percent(CONFIDENCE)} interval",
-        "repetitions",
-        "p, zero",
-        "p, margin",
-        "verdict",
-    )
-    rows = tuple(_claim(claim) for claim in record.claims)
-    if any(_with_items(claim) for claim in record.claims):
-        columns = (*columns[:4], "other items", *columns[4:])
-        rows = tuple(
-            (*row[:4], _items(claim), *row[4:])
-            for row, claim in zip(rows, record.claims, strict=True)
-        )
-    claims = Table(columns, rows)
     pieces = [
         f"## {record.name}\n",
         f"{record.title}. {record.source}.\n",
@@ -75,7 +58,7 @@ def _section(record: Record, folder: str) -> str:
         "**Ours**\n",
         markdown_table(record.ours),
         "**Claims**\n",
-        markdown_table(claims),
+        markdown_table(_claims(record)),
         f"![{record.caption}]({folder}/{record.name}.png)\n",
         f"*{record.caption}*\n",
         "**Protocol**\n",
@@ -85,6 +68,25 @@ def _section(record: Record, folder: str) -> str:
         "",
     ]
     return "\n".join(pieces)
+
+
+def _claims(record: Record) -> Table:
+    # column -> what it says of a claim
+    cells: dict[str, Callable[[dict[str, Any]], str]] = {
+        "claim": lambda claim: str(claim["statement"]),
+        "paper": lambda claim: _show(claim, "printed"),
+        "ours": lambda claim: _show(claim, "mean"),
+        f"{percent(CONFIDENCE)} interval": lambda claim: _interval(claim, "low", "high"),
+        "other items": _items,
+        "repetitions": lambda claim: str(claim["count"]),
+        "p, zero": lambda claim: _p(claim["corrected"]),
+        "p, margin": lambda claim: _p(claim["equivalence"]),
+        "verdict": _verdict,
+    }
+    if not any(_with_items(claim) for claim in record.claims):
+        del cells["other items"]
+    rows = [tuple(write(claim) for write in cells.values()) for claim in record.claims]
+    return Table(tuple(cells), tuple(rows))
 
 
 def _which(record: Record) -> str:
@@ -98,28 +100,11 @@ def _which(record: Record) -> str:
 
 def _named(versions: dict[str, str]) -> str:
     kept = {
-        key: [_short(one) if key == "commit" else one for one in value.split(", ")]
+        # the first digits of a commit, with the plus of a tree that differed from it
+        key: re.sub(r"\b(\w{12})\w+", r"\1", value) if key == "commit" else value
         for key, value in versions.items()
     }
-    return ", ".join(f"{key} {' and '.join(values)}" for key, values in kept.items())
-
-
-def _short(commit: str) -> str:
-    """The first digits of a commit, with the plus of a tree that differed from it."""
-    return commit[:12] + "+" * (commit.endswith("+") and len(commit) > 12)
-
-
-def _claim(claim: dict[str, Any]) -> tuple[str, ...]:
-    tests = (_p(claim["corrected"]), _p(claim["equivalence"]))
-    return (
-        *(
-            claim["statement"],
-            _show(claim, "printed"),
-            _show(claim, "mean"),
-            _interval(claim, "low", "high"),
-        ),
-        *(f"{claim['count']}", *tests, _verdict(claim)),
-    )
+    return ", ".join(f"{key} {value.replace(', ', ' and ')}" for key, value in kept.items())
 
 
 def _show(claim: dict[str, Any], key: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -125,7 +125,7 @@ def judged_again(record: Record) -> Record:
     return replace(record, claims=judged([claim for family in families for claim in family]))
 
 
-def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
+def judged(claims: Iterable[Claim]) -> tuple[dict[str, Any], ...]:
     """Return judged claims as plain values."""
     return tuple(claim.to_dict() for claim in claims)
 

@@ -31,12 +31,6 @@ PRECISION, LEAST, MOST = 0.01, 8, 2000
 BOUND = 0.1
 # Layers of the stack and their units; maps of the recurrent network.
 LAYERS, UNITS, MAPS = 4, 200, 16
-ONE_THREAD = (
-    (
-        "One processor thread in place of a GPU; the time is the thread's processor time, without"
-        " other programs."
-    ),
-)
 # ours, the paper's column, model, inputs of a batch, the paper's increase for
 # G-SGD, with Path-SGD or not
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
@@ -68,8 +62,8 @@ def seconds_of_step(
 
 
 def run(setting: Setting) -> Record:
-    """Time the optimizers in turn, round by round, so that other load has the
-    same effect on all of them.
+    """Time the optimizers in turn, round by round, so that other load has the same effect on
+    all.
     """
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
@@ -87,39 +81,31 @@ def run(setting: Setting) -> Record:
                     [BOUND - v for v in increase],
                 )
             )
-            path = _more(times["Path-SGD"], times["SGD"]) if path_sgd else []
+            path = []
             if path_sgd:
+                path = _more(times["Path-SGD"], times["SGD"])
                 ratios = _more(times["Path-SGD"], times["G-SGD"])
                 claims.append(positive(f"{name}: Path-SGD costs more than G-SGD", ratios))
-            rows.append(
-                (
-                    name,
-                    f"{len(increase)}",
-                    f"{1e3 * t_interval(times['SGD']).mean:.2f}",
-                    t_interval(increase).show("+.1%"),
-                    t_interval(path).show("+.1%"),
-                )
-            )
+            sgd = f"{1e3 * t_interval(times['SGD']).mean:.2f}"
+            more = (t_interval(ratios).show("+.1%") for ratios in (increase, path))
+            rows.append((name, f"{len(increase)}", sgd, *more))
+    columns = ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by")
     unknown = [name for name, times in data.items() if not _known(times)]
     cells = table_cells("path-space-table-6")
     wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
         **about("time"),
         scale=setting.scale,
-        ours=Table(
-            ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"),
-            tuple(rows),
-        ),
+        ours=Table(columns, tuple(rows)),
         differs=(
-            *ONE_THREAD,
+            "One processor thread in place of a GPU; the time is the thread's processor time,"
+            " without other programs.",
             *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
         ),
         protocol=(
-            (
-                f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
-                " round by round, and the interval is over rounds. A first round is a warm-up and"
-                " does not count."
-            ),
+            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
+            " round by round, and the interval is over rounds. A first round is a warm-up and"
+            " does not count.",
             f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
             f" {PRECISION:.0%} of its mean"
             + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
@@ -133,10 +119,9 @@ def run(setting: Setting) -> Record:
 def alternate(
     contenders: Mapping[str, Callable[[], float]], most: int = MOST
 ) -> dict[str, list[float]]:
-    """Let contenders take turns until the ratios of their times to the first one's
-    are known to one percent.
-
-    Other load has the same effect on all of them. The first turn is a warm-up and does not count.
+    """Let contenders take turns until the ratios of their times to the first one's are known to one
+    percent. Other load has the same effect on all of them. The first turn is a warm-up and does not
+    count.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for measure in contenders.values():
@@ -150,8 +135,8 @@ def alternate(
 
 
 def _known(times: Mapping[str, Sequence[float]]) -> bool:
-    """Tell whether the mean ratio of every contender to the first lies in an interval of
-    one percent to either side.
+    """Whether the mean ratio of every contender to the first lies in an interval of one percent to
+    either side.
     """
     first, *others = times.values()
     known = [t_interval([v / one for v, one in zip(o, first, strict=True)]) for o in others]
@@ -192,17 +177,10 @@ def draw(record: Record) -> Figure:
         for panel, (name, times) in zip(axes, record.data["times"].items(), strict=True):
             for place, values in enumerate(times.values()):
                 ratios = [v / s for v, s in zip(values, times["SGD"], strict=True)]
-                panel.plot(
-                    [place] * len(ratios),
-                    ratios,
-                    linestyle="none",
-                    alpha=0.6,
-                    markersize=4,
-                    **look(place),
-                )
-            panel.axhline(
-                1 + record.data["printed"][name], color="black", linewidth=0.8, linestyle="--"
-            )
+                style = {"linestyle": "none", "alpha": 0.6, "markersize": 4, **look(place)}
+                panel.plot([place] * len(ratios), ratios, **style)
+            printed = 1 + record.data["printed"][name]
+            panel.axhline(printed, color="black", linewidth=0.8, linestyle="--")
             panel.set_xticks(range(len(times)), list(times))
             panel.set(title=name, ylabel="time of a step / SGD's")
         return figure
