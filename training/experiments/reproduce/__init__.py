@@ -6,12 +6,10 @@ An experiment trains ``Trial`` s through a resumable ``TrialCache``
 (:mod:`~pathspace.training.experiments.reproduce.holm`); the page is written from the records alone.
 """
 
-from .convolutions import DEPTH, IMAGE, RCNN
+from .convolutions import DEPTH, IMAGE, RCNN, REGULARISERS
 from .experiment import Experiment, Setting
 from .leaderboard import OPTIMIZERS
-from .race import RACE
-from .regularisers import REGULARISERS
-from .smnist import SMNIST
+from .sequences import RACE, SMNIST
 from .texts import LANGUAGE, TRANSLATION
 from .timing import TIME
 from .toys import IDEAL, TOY

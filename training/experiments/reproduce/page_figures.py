@@ -16,7 +16,7 @@ from pathspace.training.experiments.json_lines import read_lines
 from ..intervals import CONFIDENCE
 from .holm import LEVEL, MARGIN, POWER, gain, judge
 from .record import Record, percent
-from .smnist import WIDER, WIDTH
+from .sequences import WIDER, WIDTH
 from .timing import BOUND
 from .trial import PARTS
 
