@@ -36,48 +36,30 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
 
 
+NAME_HELP = (
+    f"With minutes on one thread: {experiments_help()}; page, which writes page and pictures again"
+    " from the records in --out; claims, which judges every statement of the papers by them and by"
+    " the tests; or recipes, which writes a page of the papers' recipes."
+)
+SCALE_HELP = (
+    "embedded fits one thread of a small computer; fetched takes hours and needs 'pathspace data"
+    " fetch'; full is the paper's own setting."
+)
+SEEDS_HELP = (
+    "Number of new seeds for the reported runs. Default: 5, for optimizers 10; with --scale"
+    " fetched, the spread of the first 5 determines it."
+)
+
+
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            callback=known_experiment,
-            help=(
-                f"With minutes on one thread: {experiments_help()}; "
-                "page, which writes page and pictures again from the records in --out; claims,"
-                " which judges every "
-                "statement of the papers by them and by the tests; or recipes, which writes a page"
-                " of the papers' recipes."
-            ),
-        ),
-    ],
-    scale: Annotated[
-        Scale,
-        typer.Option(
-            help=(
-                "embedded fits one thread of a small computer; fetched takes hours and needs"
-                " 'pathspace data fetch'; "
-                "full is the paper's own setting."
-            )
-        ),
-    ] = Scale.embedded,
+    name: Annotated[str, typer.Argument(metavar="NAME", callback=known_experiment, help=NAME_HELP)],
+    scale: Annotated[Scale, typer.Option(help=SCALE_HELP)] = Scale.embedded,
     data: DataOption = None,
     out: Annotated[
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help=(
-                "Number of new seeds for the reported runs. Default: 5, for optimizers 10; with"
-                " --scale fetched, "
-                "the spread of the first 5 determines it."
-            ),
-            show_default=False,
-        ),
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
     most_seeds: Annotated[
         int | None,
         typer.Option(
@@ -87,14 +69,7 @@ def reproduce(
         ),
     ] = None,
     shrink: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help=(
-                "Divide all budgets by this number, for a short test of the command; the record"
-                " says so."
-            ),
-        ),
+        int, typer.Option(min=1, help="Divide all budgets by this, for a test of the command.")
     ] = 1,
     device: DeviceOption = "cpu",
 ) -> None:

@@ -24,52 +24,35 @@ DataOption = Annotated[
     str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
 ]
 DeviceOption = Annotated[str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")]
+TASK_HELP = (
+    f"One of: {', '.join(TASKS)}. Fashion, bible and catalogues need 'pathspace data fetch', the"
+    " papers' own data --data."
+)
+OPTIMIZER_HELP = (
+    "On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9),"
+    " adam, path-sgd (scaled by the path norm). For recurrent layers alone, and sgd for the rest:"
+    " recurrent-gsgd, recurrent-path-sgd. Or any optimizer of torch by the name of its class."
+)
+SCHEDULE_HELP = (
+    "How the learning rate moves: constant, linear or cosine (to 0), 'drops 0.5 0.75' (divided by"
+    " 10 at these shares of the run), 'inverse-root 0.1'; 'cosine 0.1' begins with a warm-up."
+)
+INIT_HELP = (
+    "default keeps the initial weights; unit-skeleton sets those of the skeleton to +1 or -1,"
+    " without which the steps of gsgd are multiplied by up to 1e13."
+)
 
 
 def train(
-    task: Annotated[
-        str,
-        Argument(
-            metavar="TASK",
-            callback=known_task,
-            help=(
-                f"One of: {', '.join(TASKS)}. Fashion, bible and catalogues need 'pathspace data"
-                " fetch', the papers' own data --data."
-            ),
-        ),
-    ],
-    optimizer: Annotated[
-        str,
-        Option(
-            help=(
-                "On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd,"
-                " momentum (0.9), adam, path-sgd (scaled by the path norm). For recurrent layers"
-                " alone, and sgd for the rest: recurrent-gsgd, recurrent-path-sgd. Or any optimizer"
-                " of torch by the name of its class, such as AdamW."
-            )
-        ),
-    ] = "gsgd",
+    task: Annotated[str, Argument(metavar="TASK", callback=known_task, help=TASK_HELP)],
+    optimizer: Annotated[str, Option(help=OPTIMIZER_HELP)] = "gsgd",
     lr: Annotated[
         float | None, Option(help="Learning rate.", show_default="the optimizer's own")
     ] = None,
-    schedule: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help=(
-                "How the learning rate moves: constant; linear or cosine, to 0; 'drops 0.5 0.75',"
-                " divided by 10 at these shares of the run; 'inverse-root 0.1'. 'cosine 0.1' begins"
-                " with a warm-up over a tenth of the run; so do 'linear 0.1' and 'constant 0.1'."
-            ),
-        ),
-    ] = "constant",
+    schedule: Annotated[str, Option(metavar="NAME", help=SCHEDULE_HELP)] = "constant",
     decay: Annotated[
         float | None,
-        Option(
-            min=0,
-            help="Weight decay; for gsgd, gmomentum and gadam, decay of path values.",
-            show_default="the optimizer's own: 0.01 AdamW, 0.1 Muon, else 0",
-        ),
+        Option(min=0, help="Weight decay, or of path values.", show_default="the optimizer's own"),
     ] = None,
     clip: Annotated[
         float | None,
@@ -80,22 +63,14 @@ def train(
     ] = "none",
     dropout: Annotated[
         float | None,
-        Option(
-            min=0,
-            max=1,
-            help="Share of values that a training pass drops, for translation and mnist-images.",
-            show_default="the task's own",
-        ),
+        Option(min=0, max=1, help="Share of values dropped.", show_default="the task's own"),
     ] = None,
     epochs: Annotated[int, Option(min=1, help="Passes over the training split.")] = 60,
     patience: Annotated[
         int | None,
         Option(
             min=1,
-            help=(
-                "Stop after so many epochs without a lower validation metric, and take the weights"
-                " of the best epoch."
-            ),
+            help="Stop after so many epochs without a lower validation metric; keep the best.",
             show_default="train to the last epoch",
         ),
     ] = None,
@@ -110,21 +85,8 @@ def train(
     seed: Annotated[
         int, Option(min=0, max=2**32 - 1, help="Of the initial weights and the order of batches.")
     ] = 0,
-    rule: Annotated[
-        SkeletonRule,
-        Option(help="How the skeleton chooses one entering and one leaving weight per unit."),
-    ] = SkeletonRule.modulo,
-    init: Annotated[
-        Init | None,
-        Option(
-            help=(
-                "default keeps the initial weights of the model; unit-skeleton sets the skeleton"
-                " weights to +1 or -1, without which the steps of gsgd are multiplied by up to"
-                " 1e13."
-            ),
-            show_default="unit-skeleton for optimizers on path values and path-sgd, else default",
-        ),
-    ] = None,
+    rule: Annotated[SkeletonRule, Option(help="Of the skeleton.")] = SkeletonRule.modulo,
+    init: Annotated[Init | None, Option(help=INIT_HELP, show_default="the optimizer's own")] = None,
     out: Annotated[
         str | None,
         Option(
@@ -134,14 +96,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        bool,
-        Option(
-            "--resume",
-            help=(
-                "Continue from last.ckpt in the folder; on a CPU the result is, bit for bit, that"
-                " of a run without interruption."
-            ),
-        ),
+        bool, Option("--resume", help="Continue from last.ckpt; on a CPU bit for bit.")
     ] = False,
     overwrite: Annotated[
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
@@ -155,12 +110,7 @@ def train(
     ] = False,
     diagnostics: Annotated[
         int | None,
-        Option(
-            min=1,
-            metavar="STEPS",
-            help="Measure the run every so many steps: diagnostics.csv and diagnostics.html.",
-            show_default=False,
-        ),
+        Option(min=1, metavar="STEPS", help="Measure the run every so many steps."),
     ] = None,
     json: JsonOption = None,
 ) -> None:
