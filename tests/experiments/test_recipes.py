@@ -333,7 +333,7 @@ def test_other_data_in_the_format_of_the_papers_is_listed(
 ) -> None:
     """Files of MNIST's format are those of MNIST, of Fashion-MNIST, or unknown."""
     write_mnist(tmp_path, packed=True)
-    arms = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
+    arms, _ = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
     place = "sMNIST-28", "SGD"
     pairs = [(table_cells("path-space-table-1")[place], arms[place])]
 
@@ -380,7 +380,7 @@ def test_cells_that_cannot_be_trained_say_why() -> None:
 def test_what_holds_for_all_contenders_is_listed_once() -> None:
     cells, arms = (
         table_cells("path-space-table-1"),
-        full_arms("path-space-table-1", replace(SETTING, shrink=100)),
+        full_arms("path-space-table-1", replace(SETTING, shrink=100))[0],
     )
     assert arms.keys() == cells.keys()
     lines = listed(

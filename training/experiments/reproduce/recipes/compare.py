@@ -36,12 +36,10 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 # options of tasks that a field of a recipe describes: these, the settings of blocks in the model
 # and the cut of the data, which _cut names; what a task gets besides stands with the data
-DESCRIBED = frozenset(
-    (
-        *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing"),
-        *("reverse", "inner", "original", "overlapping", "vocabulary"),
-    )
-)
+DESCRIBED = {
+    *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "data"),
+    *("reverse", "inner", "original", "overlapping", "vocabulary"),
+}
 # images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
 FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
 SEQUENCE_STEPS = {
@@ -159,22 +157,13 @@ def _held_out(task: str) -> str:
 
 def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     """Say what a run takes of its task's data, and how."""
-    given = {
-        key: value
-        for key, value in options.items()
-        if value is not None
-        and value is not False
-        and key not in DESCRIBED | BLOCKS.keys() | {"data"}
-    }
+    given = {key: value for key, value in options.items() if key not in DESCRIBED | BLOCKS.keys()}
     if given.get("pool") == 1:
         del given["pool"]
     said = []
-    if "limit" in given and (whole := training_images(task)):
+    if given.get("limit") and (whole := training_images(task)):
         said = [f"{min(given.pop('limit'), whole):,} of {whole:,} training examples"]
-    return said + [
-        CUTS[key].format(value) if key in CUTS else f"{key} = {show(value)}"
-        for key, value in sorted(given.items())
-    ]
+    return said + [CUTS[key].format(value) for key, value in sorted(given.items()) if value]
 
 
 def _blocks(options: Mapping[str, Any]) -> list[str]:
@@ -202,19 +191,18 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
-    width = options["hidden"]
-    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
-    dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
+    width, of_paper = options["hidden"], task in PAPER_TEXTS
+    own = width if task == "bible-characters" else max(1, width // 4)
     return {
         "model": "stacked ReLU RNN",
         "width": width,
         "layers": options["layers"],
-        "embedding": 400 if task in PAPER_TEXTS else sizes.get(task, UNSAID),
+        "embedding": 400 if of_paper else own,
         "readout": "its own",
         "vocabulary": options.get("vocabulary", "all of the training text"),
         "carried_state": False,
         "sequence_length": options["length"],
-        **dropped,
+        **(DROPPED if of_paper else dict.fromkeys(DROPPED, 0.0)),
     }
 
 
@@ -295,14 +283,6 @@ def _translation(task: str, options: Mapping[str, Any]) -> Description:
     return said
 
 
-def _other(task: str, options: Mapping[str, Any]) -> Description:
-    return {
-        "model": f"that of the task {task}",
-        "width": options.get("hidden", UNSAID),
-        "layers": UNSAID,
-    }
-
-
 def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
@@ -311,5 +291,4 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
         return _text
     if task.endswith("-images") or task in ("cifar10", "cifar100", "imagenet"):
         return _images
-    translated = ("wmt16", "number-words", "catalogues")
-    return _translation if task in translated else _other
+    return _translation

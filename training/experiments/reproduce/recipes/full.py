@@ -117,32 +117,20 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
     return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), rates, decays)
 
 
-def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
-    """Return the contenders of all cells of a table that can be trained, by row and column; those
-    whose files the setting's folder lacks are left out.
+def full_arms(table: str, setting: Setting) -> tuple[dict[tuple[str, str], Arm], list[str]]:
+    """Return the contenders of all cells of a table that can be trained, by row and column; and
+    which are not trained (the setting's folder may lack files), one sentence for each reason.
     """
-    arms = {
-        place: full_arm(": ".join(place), cell, setting)
-        for place, cell in table_cells(table).items()
-        if not runnable(cell) and not _missing(cell, setting)
-    }
+    arms: dict[tuple[str, str], Arm] = {}
+    left: dict[str, list[str]] = {}
+    for place, cell in table_cells(table).items():
+        if why := runnable(cell) or _missing(cell, setting):
+            left.setdefault(why, []).append(", ".join(place))
+        else:
+            arms[place] = full_arm(": ".join(place), cell, setting)
     if not arms:
-        why = next(filter(None, (_why(cell, setting) for cell in table_cells(table).values())))
-        raise InputError(f"No cell of {table} can be trained here: {why}")
-    return arms
-
-
-def lacking(table: str, setting: Setting) -> tuple[str, ...]:
-    """Say which cells of a table are not trained, and why, one sentence for each reason."""
-    rows: dict[str, list[str]] = {}
-    for (row, column), cell in table_cells(table).items():
-        if why := _why(cell, setting):
-            rows.setdefault(why, []).append(f"{row}, {column}")
-    return tuple(f"Not trained ({'; '.join(cells)}): {why}" for why, cells in rows.items())
-
-
-def _why(cell: Cell, setting: Setting) -> str:
-    return runnable(cell) or _missing(cell, setting)
+        raise InputError(f"No cell of {table} can be trained here: {next(iter(left))}")
+    return arms, [f"Not trained ({'; '.join(cells)}): {why}" for why, cells in left.items()]
 
 
 def _missing(cell: Cell, setting: Setting) -> str:
