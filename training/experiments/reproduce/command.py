@@ -26,8 +26,7 @@ from .recipes import load_cells
 from .recipes.page import render as render_recipes
 from .record import Record, judged_again
 from .statements import Judged, judge_all, load_statements
-from .statements.errata import with_tables
-from .statements.page import in_words
+from .statements.page import in_words, with_tables
 from .statements.page import render as render_statements
 from .trial_cache import TRIALS, TrialCache, run_all
 from .up_to_date import up_to_date

@@ -5,7 +5,7 @@ figures of trained networks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -55,19 +55,17 @@ class Judged:
 
 
 def judge_all(
-    statements: Iterable[Statement], records: Path, figures: Path | None = None
+    statements: Sequence[Statement], records: Path, figures: Path | None = None
 ) -> list[Judged]:
     """Give every statement its verdict."""
     figures = figures or records.parent / "data" / "markov.json"
     known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else None
-    found: dict[str, Record | None] = {}
+    paths = {one.record: records / f"{one.record}.json" for one in statements if one.record}
+    found = {name: Record.read(path) for name, path in paths.items() if path.is_file()}
     judged = []
     for statement in statements:
         if statement.record:
-            if statement.record not in found:
-                path = records / f"{statement.record}.json"
-                found[statement.record] = Record.read(path) if path.is_file() else None
-            judged.append(_by_record(statement, found[statement.record]))
+            judged.append(_by_record(statement, found.get(statement.record)))
         elif statement.measured:
             judged.append(_by_figures(statement, known))
         else:
@@ -94,20 +92,20 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         and not (statement.without and statement.without in claim["statement"])
     ]
     if record is None or not claims:
-        return Judged(
-            statement, "not tried", f"There is no record of it here; {statement.command} makes one."
-        )
+        why = f"There is no record of it here; {statement.command} makes one."
+        return Judged(statement, "not tried", why)
     meaning = TURNED if statement.reversed else OF_CLAIMS
     # where no arm beats simple means, a claim says nothing of the statement,
     # unless it is all there is
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
-    other = _stand_in(record, claims)
-    if other:
+    scale = _stand_in(record, claims)
+    if scale:
         # a stand-in tells whether the effect is there, and refutes nothing of the document's
         verdicts = ["not shown" if verdict == "false" else verdict for verdict in verdicts]
+    elif record.scale != "full":
+        scale = OWN_SETTING
     verdict = together(verdicts)
-    scale = other or ("" if record.scale == "full" else OWN_SETTING)
     if statement.unsaid and len({*verdicts} - {"undecided"}) > 1:
         verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
     parts = [
@@ -115,8 +113,7 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         f"{', on these test items' * on_these_items(claim)}"
         for claim in claims
     ]
-    detail = f"{'; '.join(parts)}. {scale}".rstrip()
-    return Judged(statement, verdict, detail, record.command)
+    return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip(), record.command)
 
 
 def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
@@ -148,13 +145,13 @@ def _repetitions(claim: Mapping[str, Any]) -> str:
 def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
     expect_known("rule", statement.measured, RULES)
     if figures is None:
-        return Judged(
-            statement, "not tried", f"There are no figures here; {statement.command} measures them."
-        )
+        why = f"There are no figures here; {statement.command} measures them."
+        return Judged(statement, "not tried", why)
     poor = _poor(figures) if statement.measured in PENALISED else {}
+    rule = RULES[statement.measured]
     judged = judge(
         [
-            replace(RULES[statement.measured](name, *runs), nothing=poor.get(name, ""))
+            replace(rule(name, *runs), nothing=poor.get(name, ""))
             for name, runs in _by_network(figures).items()
         ]
     )
@@ -165,26 +162,20 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
         f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(claim.to_dict())}"
         for claim in judged
     ]
-    note = PENALISED.get(statement.measured, "")
-    return Judged(
-        statement,
-        together(telling or ["undecided"]),
-        f"By network: {', '.join(parts)}. {note}Small networks on {figures.get('data', 'digits')}.",
+    detail = (
+        f"By network: {', '.join(parts)}. {PENALISED.get(statement.measured, '')}Small networks on"
+        f" {figures.get('data', 'digits')}."
     )
+    return Judged(statement, together(telling or ["undecided"]), detail)
 
 
 def _shown(claim: Claim) -> str:
     """The verdict on a network, with the mean, its interval and the number of seeds."""
-    half = (claim.high - claim.low) / 2
-    size = "smaller than the margin, " if _small(claim) else ""
-    return (
-        f"{claim.verdict} ({size}{claim.mean:{claim.pattern}} ± {f'{half:{claim.pattern}}'[1:]},"
-        f" {claim.count} seeds)"
-    )
-
-
-def _small(claim: Claim) -> bool:
-    return claim.verdict in ("better", "worse") and abs(claim.mean) < claim.margin
+    half = f"{(claim.high - claim.low) / 2:{claim.pattern}}"[1:]
+    small = claim.verdict in ("better", "worse") and abs(claim.mean) < claim.margin
+    size = "smaller than the margin, " * small
+    mean = f"{claim.mean:{claim.pattern}}"
+    return f"{claim.verdict} ({size}{mean} ± {half}, {claim.count} seeds)"
 
 
 def _poor(figures: Figures) -> dict[str, str]:
