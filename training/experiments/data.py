@@ -53,9 +53,7 @@ SOURCES = {
 
 
 def data_folder(name: str) -> Path:
-    """The folder of fetched data: ``$XDG_CACHE_HOME/pathspace/NAME``, by
-    default in ``~/.cache``.
-    """
+    """The folder of fetched data, ``$XDG_CACHE_HOME/pathspace/NAME`` or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pathspace" / name
 
 

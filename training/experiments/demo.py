@@ -57,9 +57,7 @@ NEXT = (
 
 
 def photographs(size: int) -> Tensor:
-    """Cut two photographs into two squares each and scale them to ``(4, 3, size,
-    size)``, values from -1 to 1.
-    """
+    """Cut two photographs into two squares each, ``(4, 3, size, size)``, from -1 to 1."""
     parts = []
     for name in ("china.jpg", "flower.jpg"):
         whole = (
@@ -191,9 +189,7 @@ def _columns(first: str, *others: str) -> Table:
 
 
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
-    """Rescale a copy of a model at random, balance it, choose a gauge for 8
-    bits, and print the changes.
-    """
+    """Rescale a model at random, balance it, choose a gauge for 8 bits; print it."""
     model, args, kwargs = built
     outputs, start = _outputs(model, (args, kwargs)), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
@@ -277,9 +273,7 @@ def prune_trained(built: Built, console: Console) -> None:
 
 
 def rescue(seeds: int, console: Console) -> None:
-    """Train networks on digits from their default start and from a rescaled copy, and print the
-    errors.
-    """
+    """Train networks on digits from two starts, and print the errors."""
     digits = load_digits()
     images, labels = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
     table = _columns("test error", "default start", "scrambled start")

@@ -153,9 +153,7 @@ class Recipe:
         return optimizer_kind(self.optimizer).needs_skeleton or self.init == "unit-skeleton"
 
     def settings(self) -> dict[str, Any]:
-        """Return the plain values that identify a run of this recipe, without those that have no
-        effect.
-        """
+        """Return the plain values that identify a run, without those that have no effect."""
         used = {"rule": self.needs_skeleton, "decay": bool(self.decay)}
         used |= {"betas": self.betas is not None, "eps": self.eps is not None}
         return {k: v for k, v in asdict(self).items() if used.get(k, True)}

@@ -89,9 +89,7 @@ _BUILDERS: dict[str, Callable[..., Task]] = {}
 
 
 def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
-    """Return a decorator that registers what builds a task under a name; it replaces an existing
-    one.
-    """
+    """Return a decorator that registers what builds a task, in place of an existing one."""
 
     def remember(builder: Callable[..., Task]) -> Callable[..., Task]:
         _BUILDERS[name] = builder

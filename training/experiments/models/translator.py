@@ -76,9 +76,7 @@ class Translator(nn.Module):
         self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Map pairs of shape (B, source + T) to scores of the next target token,
-        shape (B, T, vocabulary).
-        """
+        """Map (B, source + T) to scores of the next target token, (B, T, vocabulary)."""
         source, target = pairs[:, : self.source], pairs[:, self.source :]
         hidden = torch.zeros(source.shape, device=source.device).masked_fill(source == 0, -math.inf)
         # No query may look at a place ahead of its own.

@@ -118,9 +118,7 @@ def run_reproduction(
 
 
 def _write_again(folder: Path, console: Console) -> None:
-    """Write records with today's differences and verdicts, pictures and pages, from the records
-    and journals that are there.
-    """
+    """Write records, pictures and pages again, from the records and journals."""
     if not (known := records(folder)):
         raise InputError(
             f"There is no record in '{folder}' to write a page of; run an experiment first, or name"
@@ -143,9 +141,7 @@ def _write_pages(folder: Path) -> None:
 
 
 def _write_statements(folder: Path) -> list[Judged]:
-    """Judge all statements and write the page, and the tables on the page of errata beside it,
-    where there is one.
-    """
+    """Judge all statements; write their page, and the tables in that of errata."""
     judged = judge_all(load_statements(), folder)
     text = render_statements(judged, Path(os.path.relpath(folder)))
     _write(folder.with_name("claims.md"), text)

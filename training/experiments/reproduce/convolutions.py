@@ -30,9 +30,7 @@ RCNNS = {"MNIST": (32, 64, 96), "CIFAR-10": (96, 128, 160), "CIFAR-100": (96, 12
 
 
 def image(setting: Setting) -> Record:
-    """A residual network without the penal connection, and with several strengths of it; in the
-    paper's own setting, four networks.
-    """
+    """A residual network without the penal connection, and with several strengths."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
         claims = [
@@ -182,9 +180,7 @@ def _with(base: Trial, key: str, value: float) -> Trial:
 
 
 def _chosen(arms: Sequence[Arm], setting: Setting) -> tuple[Arm, float]:
-    """The arm whose best rate has the lowest validation metric of the tuning seeds, and
-    the seconds of the others.
-    """
+    """The arm that the tuning seeds like best, and the seconds of the others."""
     tuned = measure(arms, setting.run, setting.tuning_seeds, ())
     place = int(best_rate({float(i): one.tuning[one.lr] for i, one in enumerate(tuned)}))
     return arms[place], sum(one.seconds for i, one in enumerate(tuned) if i != place)

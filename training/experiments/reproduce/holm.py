@@ -117,9 +117,7 @@ def gain(
 def positive(
     statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%"
 ) -> Claim:
-    """Test the claim "this quantity is positive", with a value per seed or pair; the claim is not
-    yet corrected for others.
-    """
+    """Test the claim "this quantity is positive" alone, with a value per seed or pair."""
     interval = t_interval(values)
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
     claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
@@ -151,9 +149,7 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 
 
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """Correct the p-values of an experiment's claims for their number (Holm),
-    and give each its verdict.
-    """
+    """Correct the p-values of claims for their number (Holm); give each its verdict."""
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
     return tuple(
@@ -202,9 +198,7 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
 
 
 def seeds_for_margin(claim: Claim, claims: int) -> int | None:
-    """Return the number of seeds that decide a claim if its effect is as large as the margin, or
-    zero; ``None`` where the spread is unknown.
-    """
+    """Return the seeds that decide a claim with an effect of the margin, or none."""
     deviation = claim.error * math.sqrt(claim.count)
     return seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None
 

@@ -63,9 +63,7 @@ def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
 
 
 def standing(by: Mapping[Case, Entry]) -> Table:
-    """The question by task: is the gauge as good from the default start, the same from
-    rescaled ones, and better?
-    """
+    """The question by task: is the gauge as good, the same from rescaled starts, and better?"""
     short: dict[str, str] = {"better": "yes", "worse": "no"}
     verdicts = {
         claim.statement: short.get(claim.verdict, claim.verdict) for claim in chain(*claims_of(by))

@@ -96,9 +96,7 @@ def asked() -> set[Case]:
 
 
 def compared(what: str, ours: Entry, rival: Entry) -> Claim:
-    """The claim that the first entry ends lower, from the seeds of both; not
-    yet corrected for others.
-    """
+    """The claim that the first entry ends lower, not yet corrected for others."""
     losses = list(zip(ours.losses, rival.losses, strict=False))
     return gain(what, [a for a, _ in losses], [b for _, b in losses])
 

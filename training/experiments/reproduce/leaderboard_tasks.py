@@ -35,9 +35,7 @@ Splits = tuple[Split, Split, Split]
 
 @cache
 def images(scale: str) -> Splits:
-    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14,
-    which are means over 2 x 2.
-    """
+    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14."""
     if scale == "embedded":
         return image_splits()
     first, second, third = (
@@ -49,9 +47,7 @@ def images(scale: str) -> Splits:
 
 @cache
 def text(scale: str) -> tuple[Splits, int]:
-    """Texts in chunks, and the number of characters: Python's documentation
-    or the King James Bible.
-    """
+    """Python's documentation or the King James Bible in chunks; its characters."""
     if scale == "embedded":
         parts, size = topics_tokens()
     else:

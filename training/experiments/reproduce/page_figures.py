@@ -102,9 +102,7 @@ def _best(runs: list[dict[str, Any]]) -> str:
 
 
 def _first_verdict(record: Record, told: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
-    """Judge the claim of a record of two arms by the other runs of its seeds; empty where a run
-    is missing.
-    """
+    """Judge the claim of two arms by other runs of its seeds, if all are there."""
     arms: dict[str, dict[int, float]] = defaultdict(dict)
     for run in others:
         arms[run["trial"]["optimizer"]][run["trial"]["seed"]] = run["outcome"]["test_metric"]

@@ -54,9 +54,7 @@ def provenance() -> dict[str, str]:
 
 
 def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the provenance of results that were computed in several places: by key,
-    all values in their order.
-    """
+    """Return the provenance of several results: by key, all values in their order."""
     keys = dict.fromkeys(key for origin in origins for key in origin)
     return {
         key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys

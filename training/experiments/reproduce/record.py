@@ -92,18 +92,14 @@ class Record:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return name, title, source, caption and the paper's figures of an experiment,
-    as arguments of a record.
-    """
+    """Return what the texts say of an experiment, as arguments of a record."""
     entry = texts()[name]
     found = {"name": name, **{key: entry[key] for key in ("title", "source", "caption")}}
     return found | ({"paper": Table.of(entry["paper"])} if "paper" in entry else {})
 
 
 def remarks(name: str, **figures: object) -> tuple[str, ...]:
-    """Return what else differs from the paper, with the figures that the text leaves to the
-    code.
-    """
+    """Return what else differs from the paper, with figures of the code."""
     return tuple(remark.format(**figures) for remark in texts()[name].get("remarks", ()))
 
 
@@ -131,9 +127,7 @@ def judged(claims: Iterable[Claim]) -> tuple[dict[str, Any], ...]:
 
 
 def on_these_items(claim: Mapping[str, Any]) -> bool:
-    """Whether another test split might turn a verdict: the interval for other items contains
-    zero.
-    """
+    """Whether other test items might turn a verdict: their interval contains zero."""
     return (
         claim["verdict"] in ("better", "worse")
         and claim.get("items_low") is not None

@@ -153,9 +153,7 @@ def _printed(data: str, label: str) -> str:
 
 
 def draw_smnist(record: Record) -> Figure:
-    """Draw the validation error of every arm against epochs, one panel per data set, as
-    in the paper's Figure 6.
-    """
+    """Draw the validation error of every arm, as in the paper's Figure 6."""
     tasks = record.data["tasks"]
     with panels(len(tasks), height=4.0) as (figure, axes):
         for panel, task in zip(axes, tasks, strict=True):

@@ -83,9 +83,7 @@ def language(setting: Setting) -> Record:
 
 
 def translation(setting: Setting) -> Record:
-    """A transformer that translates, without and with the penal connection, and the
-    efficiency of its chain.
-    """
+    """A transformer that translates, and the efficiency of its chain."""
     cells, quick = table_cells("markov-chain-table-1"), "WMT-16 EN/DE (Q)"
     plain, penal = columns = "transformer", "Markov chain"
     less = "the penal connection errs less"

@@ -62,9 +62,7 @@ def seconds_of_step(
 
 
 def run(setting: Setting) -> Record:
-    """Time the optimizers in turn, round by round, so that other load has the same effect on
-    all.
-    """
+    """Time the optimizers in turn: other load has the same effect on all."""
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
@@ -135,9 +133,7 @@ def alternate(
 
 
 def _known(times: Mapping[str, Sequence[float]]) -> bool:
-    """Whether the mean ratio of every contender to the first lies in an interval of one percent to
-    either side.
-    """
+    """Whether the mean ratio of every contender to the first is known to one percent."""
     first, *others = times.values()
     known = [t_interval([v / one for v, one in zip(o, first, strict=True)]) for o in others]
     return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)

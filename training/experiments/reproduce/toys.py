@@ -57,9 +57,7 @@ class Net(NamedTuple):
 
 
 class Toys:
-    """Networks side by side, each of which starts as a ``Toy`` of its seed: three weight tensors,
-    shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4).
-    """
+    """Networks side by side, each of which starts as a ``Toy`` of its seed."""
 
     def __init__(self, nets: Sequence[Net]) -> None:
         made = []
@@ -244,9 +242,7 @@ def draw_toy(record: Record) -> Figure:
 
 
 def ideal_direction(setting: Setting) -> Record:
-    """Measure how often a step along ``-g`` from a chain state lowers the
-    loss, while the toy trains.
-    """
+    """Measure how often a step along ``-g`` from a chain state lowers the loss."""
     started = time.perf_counter()
     steps, seeds = setting.budget(STEPS), SEEDS[:10]
     points = square(TESTED, VALID_POINTS)

@@ -99,9 +99,7 @@ class TrialCache:
             write_text(json.dumps(record), str(self._file(trial, ".json")))
 
     def note(self, trial: Any) -> None:
-        """Note what computed a trial that has ended, and append the trial to the journal, unless
-        it is there.
-        """
+        """Note what computed a trial, and append it to the journal, unless it is there."""
         record = self.record(trial)
         if record is None:
             return

@@ -77,9 +77,7 @@ class Measured:
 
     @property
     def edge(self) -> bool:
-        """Whether the chosen rate is the smallest or largest on offer, so that
-        more choice might do better.
-        """
+        """Whether the chosen rate is the smallest or largest on offer."""
         return self.lr in (min(self.arm.rates), max(self.arm.rates))
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,9 +189,7 @@ def versus(
 
 
 def _shares(ours: Measured, rival: Measured, failed: float) -> Grid:
-    """Return the rival's metric minus ours, per seed and part of the test split, as
-    shares of the rival's mean.
-    """
+    """The rival's metric minus ours, per seed and part of the test split, as shares."""
     count = max((len(parts) for parts in (*ours.parts, *rival.parts)), default=0)
     first, second = (
         np.array(
@@ -212,9 +208,7 @@ def merit(outcomes: Sequence[Outcome]) -> float:
 
 
 def best_rate(table: dict[float, float]) -> float:
-    """Return the learning rate with the lowest value; a tie goes to the
-    smaller, NaN is chosen last.
-    """
+    """Return the rate with the lowest value; ties go to the smaller, NaN comes last."""
     return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
 
 

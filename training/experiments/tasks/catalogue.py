@@ -22,9 +22,7 @@ Pair = tuple[list[str], list[str]]
 
 
 def read_catalogue(path: Path) -> list[Pair]:
-    """Read the messages of one catalogue and cut them into words; placeholders
-    and marks are words, too.
-    """
+    """Read the messages of one catalogue and cut them into words."""
     try:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
@@ -46,9 +44,7 @@ def read_catalogue(path: Path) -> list[Pair]:
 
 
 def words_of(message: str) -> list[str]:
-    """Cut a message into lower-case words, placeholders and marks; underscores of menus are left
-    out.
-    """
+    """Cut a message into lower-case words, placeholders and marks, without ``_``."""
     return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
 
 

@@ -69,9 +69,7 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
 def sequence_task(
     name: str, what: str, images: Sequence[Split], steps: int, permuted: bool, hidden: int
 ) -> Task:
-    """Build the task of telling ten classes of images apart with a ReLU RNN that reads them step by
-    step.
-    """
+    """Build the task of ten classes of images that a ReLU RNN reads step by step."""
     parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in images]
     features = parts[0].inputs.shape[2]
     order = ", pixels shuffled by one permutation," if permuted else ""

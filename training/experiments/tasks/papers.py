@@ -241,9 +241,7 @@ def wmt16(
     reverse: bool = False,
     data: str | None = None,
 ) -> Task:
-    """Build the task: sentences translated between English and German, from text files
-    with a sentence per line.
-    """
+    """Build the task: sentences translated between English and German."""
     folder, languages = own_folder("wmt16", data, WMT), ("de", "en") if reverse else ("en", "de")
     parts = []
     for part in PARTS:

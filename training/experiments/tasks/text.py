@@ -25,9 +25,7 @@ SHARES = (0.8, 0.1, 0.1)
 
 @cache
 def topics_text() -> str:
-    """Return the documentation topics of the running Python as one text: printable ASCII, runs of
-    blanks joined.
-    """
+    """Return the documentation of the running Python: printable ASCII, blanks joined."""
     from pydoc_data.topics import topics
 
     whole = "\n".join(topics[name] for name in sorted(topics))
@@ -56,9 +54,7 @@ def bits(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``exp`` of the cross-entropy, the metric of word models; a mean of batches
-    bounds that of the whole.
-    """
+    """Return ``exp`` of the cross-entropy; a mean of batches bounds that of the whole."""
     return token_loss(outputs, targets).exp()
 
 

@@ -92,9 +92,7 @@ def encode_pairs(
 
 
 def heads_of(width: int) -> int:
-    """Return how many attention heads a transformer of a width has: eight, or fewer where a head
-    would have less than eight features.
-    """
+    """Return the heads of a width: eight, or fewer of less than eight features each."""
     return next(
         heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width)
     )

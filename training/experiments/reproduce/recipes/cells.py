@@ -52,9 +52,7 @@ class Cell:
     note: str = ""
 
     def value(self, key: str) -> Any:
-        """Return what the paper says of a field, or what this library
-        takes where it says nothing.
-        """
+        """Return what the paper says of a field, or what this library takes there."""
         said = self.recipe[key]
         return self.fill.get(key, UNSAID) if said == UNSAID else said
 

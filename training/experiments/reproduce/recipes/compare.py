@@ -111,9 +111,7 @@ def describe(
 
 
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the differences between a run and a recipe, and the fields that
-    the recipe does not state.
-    """
+    """List where a run differs from a recipe, and what the recipe does not state."""
     lines = []
     for key, label in FIELDS.items():
         said, ours = cell.recipe[key], run[key]

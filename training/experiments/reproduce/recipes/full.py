@@ -175,9 +175,7 @@ def listed(
 
 
 def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Write labels "group: name" shortly: a group that is there whole, and a name that is there in
-    every group, once.
-    """
+    """Write labels "group: name" shortly: whole groups, and names of every group, once."""
     if not all(": " in label for label in every):
         return list(labels)
     short = []

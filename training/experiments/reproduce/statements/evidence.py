@@ -75,9 +75,7 @@ def judge_all(
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a statement that holds where all its parts do:
-    one that fails, or does not show, settles it.
-    """
+    """Return the verdict on a statement that holds where all its parts do."""
     if not verdicts:
         return "not tried"
     strongest: tuple[Verdict, ...] = ("false", "not shown", "undecided")
