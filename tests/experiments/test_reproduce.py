@@ -116,8 +116,7 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
 def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = TrialCache(tmp_path)
-    (first,) = run_all([SMALL], cache)
+    (first,) = run_all([SMALL], TrialCache(tmp_path))
     monkeypatch.setattr(
         "pathspace.training.experiments.reproduce.trial.run_trial",
         lambda *_: pytest.fail("run again"),
@@ -127,9 +126,9 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     (file,) = tmp_path.iterdir()
     for text in ("", "{", "[]", '{"format": 99}', '{"format": 3, "outcome": {"strange": 1}}'):
         file.write_text(text)
-        assert cache.find(SMALL) is None
-    (again,) = run_all([SMALL], cache)
-    assert same(first, again) and cache.find(SMALL) == again
+        assert TrialCache(tmp_path).find(SMALL) is None
+    (again,) = run_all([SMALL], TrialCache(tmp_path))
+    assert same(first, again) and TrialCache(tmp_path).find(SMALL) == again
 
 
 def test_an_interrupted_series_keeps_what_had_ended(

@@ -63,6 +63,7 @@ def test_the_standing_of_the_leaderboard_is_that_of_its_record(
         again.claims == record.claims
         and again.ours == record.ours
         and again.differs == record.differs
+        and again.protocol == record.protocol
     )
 
 

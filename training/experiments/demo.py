@@ -15,12 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from sklearn.datasets import load_digits, load_sample_image
+from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
@@ -58,16 +59,11 @@ NEXT = (
 
 def photographs(size: int) -> Tensor:
     """Cut two photographs into two squares each, ``(4, 3, size, size)``, from -1 to 1."""
-    parts = []
-    for name in ("china.jpg", "flower.jpg"):
-        whole = (
-            torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
-        )
-        edge = min(whole.shape[1:])
-        for start in (0, whole.shape[2] - edge):
-            square = whole[None, :, :edge, start : start + edge]
-            parts.append(nn.functional.interpolate(square, (size, size), mode="area"))
-    return torch.cat(parts)
+    pixels = torch.from_numpy(np.stack(load_sample_images().images))
+    whole = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    edge = min(whole.shape[2:])
+    squares = torch.cat([whole[..., :edge, :edge], whole[..., :edge, -edge:]])
+    return nn.functional.interpolate(squares, (size, size), mode="area")
 
 
 def efficientnet() -> Built:

@@ -106,8 +106,9 @@ def _first_verdict(record: Record, told: list[dict[str, Any]], others: list[dict
     arms: dict[str, dict[int, float]] = defaultdict(dict)
     for run in others:
         arms[run["trial"]["optimizer"]][run["trial"]["seed"]] = run["outcome"]["test_metric"]
-    (claim,), names = record.claims, [_optimizer(arm, told) for arm in record.data["arms"]]
-    seeds = {run["trial"]["seed"] for run in told}
+    (claim,), seeds = record.claims, {run["trial"]["seed"] for run in told}
+    # (the first arm's runs are the first in the journal, and the last that were read)
+    names = dict.fromkeys(run["trial"]["optimizer"] for run in reversed(told))
     if any(arms[name].keys() != seeds for name in names):
         return ""
     ours, rival = ([arms[name][seed] for seed in sorted(seeds)] for name in names)
@@ -119,14 +120,4 @@ def _first_verdict(record: Record, told: list[dict[str, Any]], others: list[dict
     return (
         f" The first {_count(others)} ({elsewhere} of them on another kind of processor) gave"
         f" {mean} ({low} to {high}): **{judged.verdict}** (p = {judged.corrected:.3f})."
-    )
-
-
-def _optimizer(arm: dict[str, Any], told: list[dict[str, Any]]) -> str:
-    """The optimizer of an arm, by its first result."""
-    result = _result(arm["tests"][0], arm["valid_metrics"][0])
-    return next(
-        str(run["trial"]["optimizer"])
-        for run in told
-        if _result(run["outcome"]["test_metric"], run["outcome"]["valid_metrics"]) == result
     )

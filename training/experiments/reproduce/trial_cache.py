@@ -40,9 +40,8 @@ class TrialCache:
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
         self.journal = journal
-        self._noted: dict[str, dict[str, str]] = {}
-        self._here: dict[str, dict[str, Any]] = {}
         self._known = {record["key"]: record for record in journal_lines(journal)}
+        self._written, self._noted = {*self._known}, set[str]()
 
     def find(self, trial: Any) -> Any:
         """Return the outcome of a trial, ``None`` if it has not been run."""
@@ -52,7 +51,7 @@ class TrialCache:
     def record(self, trial: Any) -> dict[str, Any] | None:
         """Return what is kept of a trial, outcome and provenance, if it has been run."""
         try:
-            record = self._known.get(trial.key) or self._here.get(trial.key)
+            record = self._known.get(trial.key)
             if record is None:
                 if self.folder is None:
                     return None
@@ -93,20 +92,19 @@ class TrialCache:
 
     def keep(self, trial: Any, record: dict[str, Any]) -> None:
         """Keep the record of a trial."""
-        if self.folder is None:
-            self._here[trial.key] = record
-        else:
+        self._known[trial.key] = record
+        if self.folder is not None:
             write_text(json.dumps(record), str(self._file(trial, ".json")))
 
     def note(self, trial: Any) -> None:
         """Note what computed a trial, and append it to the journal, unless it is there."""
         record = self.record(trial)
-        if record is None:
-            return
-        self._noted[trial.key] = record["provenance"]
-        if self.journal is None or trial.key in self._known:
-            return
+        assert record is not None, "a trial that has ended is known"
         self._known[trial.key] = record
+        self._noted.add(trial.key)
+        if self.journal is None or trial.key in self._written:
+            return
+        self._written.add(trial.key)
         try:
             append_lines(self.journal, [record])
         except OSError as error:
@@ -117,8 +115,7 @@ class TrialCache:
     @property
     def origins(self) -> list[dict[str, str]]:
         """What computed the trials that were noted, in the order of the journal."""
-        keys = dict.fromkeys((*self._known, *self._noted))
-        return [self._noted[key] for key in keys if key in self._noted]
+        return [one["provenance"] for key, one in self._known.items() if key in self._noted]
 
     def _file(self, trial: Any, ending: str) -> Path:
         assert self.folder is not None
