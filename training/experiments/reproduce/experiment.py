@@ -79,7 +79,8 @@ class Setting:
         seeds = plural(len(self.tuning_seeds), "tuning seed")
         lines = [
             "Learning rates: every arm has a grid of the same size and the same budget. The rate"
-            f" with the best mean validation metric of {seeds} at the last epoch is chosen; * marks a choice at the edge of the grid.",
+            f" with the best mean validation metric of {seeds} at the last"
+            " epoch is chosen; * marks a choice at the edge of the grid.",
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once."
             f" {fresh}",
             "A run that diverged counts with the error of a useless model, which the task"
