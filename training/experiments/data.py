@@ -154,10 +154,10 @@ def _run(command: list[str], folder: str, wanted: Source) -> None:
     if done.returncode:
         lines = done.stderr.splitlines()
         # (both programs print warnings before the error itself)
-        errors = [line for line in lines if line.startswith("E:")]
-        said = " ".join((errors[:1] or lines[-1:] or ["no reason given"])[0].split()).rstrip(".")
+        errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or ["no reason"]
+        said = " ".join(errors[0].split()).rstrip(".")
+        what = f"package {names[0]}" if len(names) == 1 else f"{len(names)} packages"
         raise InputError(
-            f"{command[0]} could not bring the"
-            f" {f'package {names[0]}' if len(names) == 1 else f'{len(names)} packages'} ({said});"
-            " check the network, and run 'apt-get update' first."
+            f"{command[0]} could not bring the {what} ({said}); check the network, and run 'apt-get"
+            " update' first."
         )

@@ -55,7 +55,6 @@ class Task:
         metric: (outputs, targets) -> scalar tensor, a mean over the batch; lower is better.
         metric_name: the name of the metric in tables and file headers.
         hopeless: a run with a final validation metric above this counts as failed.
-        metric_format: the format of a value of the metric, for Python's ``format``.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Task:
     metric: Callable[[Tensor, Tensor], Tensor]
     metric_name: str
     hopeless: float
-    metric_format: str = ".2%"
 
     @classmethod
     def of(cls, name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:

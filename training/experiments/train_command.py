@@ -142,19 +142,10 @@ def _result(training: Training, score: Score | None, best: bool) -> dict[str, An
 
 def _table(task: Task, result: Mapping[str, Any]) -> Table:
     """Return what the JSON tells, as a table."""
-    settings = result["settings"]
-    title = f"{task.name} with {settings['optimizer']}"
+    title = f"{task.name} with {result['settings']['optimizer']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_row("task", task.description)
     for key, value in result.items():
-        text = str(value)
-        if key.endswith(task.metric_name):
-            text = format(value, task.metric_format)
-        elif isinstance(value, float):
-            text = f"{value:.4g}"
-        elif isinstance(value, dict):
-            text = ", ".join(f"{name} {each}" for name, each in value.items())
-        elif isinstance(value, list):
-            text = ", ".join(value)
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key.replace("_", " "), text)
     return table

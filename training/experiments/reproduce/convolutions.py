@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .experiment import Setting, experiment
-from .paired_comparison import PairedComparison, draw_paired_comparison, hold, of_table
+from .experiment import Setting
+from .paired_comparison import PairedComparison, hold, of_table
 from .recipes import Cell, table_cells
 from .recipes.compare import show
 from .record import Record, Table
@@ -214,9 +214,3 @@ def _error(cell: Cell) -> float:
 
 def _label(plain: str, tau: float) -> str:
     return f"{plain}, tau {tau:g}" if tau else plain
-
-
-IMAGE = experiment("image", image, draw_paired_comparison)
-DEPTH = experiment("depth", depth, draw_paired_comparison)
-RCNN = experiment("rcnn", rcnn, draw_paired_comparison)
-REGULARISERS = experiment("regularisers", regularisers, draw_paired_comparison)

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 
 from ..intervals import CONFIDENCE, t_interval
 from ..names import texts
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import POWER, Claim, judge
 from .leaderboard_contest import (
     DEFAULT,
@@ -224,6 +224,3 @@ def draw(found: Record) -> Figure:
             panel.set_yticks(range(len(arms)), arms if panel is axes[0] else [""] * len(arms))
         legend(figure, axes[0])
         return figure
-
-
-OPTIMIZERS = experiment("optimizers", run, draw)

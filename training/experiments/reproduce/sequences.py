@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
 from ..recipe import Init, Rule
-from .experiment import Setting, experiment
-from .paired_comparison import PairedComparison, draw_paired_comparison, hold
+from .experiment import Setting
+from .paired_comparison import PairedComparison, hold
 from .pictures import draw_curves, legend, panels
 from .recipes import Cell, full_arm, table_cells
 from .record import Record, Table
@@ -169,7 +169,3 @@ def draw_smnist(record: Record) -> Figure:
             panel.yaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
         legend(figure, axes[0])
         return figure
-
-
-RACE = experiment("race", race, draw_paired_comparison)
-SMNIST = experiment("smnist", smnist, draw_smnist)

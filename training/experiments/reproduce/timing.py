@@ -18,7 +18,7 @@ from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import judge, positive
 from .pictures import look, panels
 from .recipes import table_cells
@@ -153,16 +153,13 @@ def contenders_of(
         model = make()
         skeleton = ps.trace(model, batch[:2]).skeleton()
         init_skeleton_(model, skeleton)
+        named = model.named_parameters()
         # so small a rate that no network diverges for any random targets
-        optimizer: torch.optim.Optimizer
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         if name == "G-SGD":
-            optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton)
+            optimizer = GSGD(named, lr=1e-6, skeleton=skeleton)
         elif name == "Path-SGD":
-            optimizer = PathSGD(
-                model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False
-            )
-        else:
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+            optimizer = PathSGD(named, lr=1e-6, model=model, example=(batch[:1],), second=False)
         contenders[name] = partial(seconds_of_step, model, optimizer, batch, steps)
     return contenders
 
@@ -180,6 +177,3 @@ def draw(record: Record) -> Figure:
             panel.set_xticks(range(len(times)), list(times))
             panel.set(title=name, ylabel="time of a step / SGD's")
         return figure
-
-
-TIME = experiment("time", run, draw)

@@ -22,7 +22,7 @@ from pathspace.diagnostics.shared.tables import plain
 from ..intervals import t_interval
 from ..models.residual import Toy
 from ..threads import one_thread
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import judge, positive
 from .pictures import draw_curves, legend, look, panels
 from .record import Record, Table, about, judged, percent, remarks
@@ -311,7 +311,3 @@ def draw_directions(record: Record) -> Figure:
         axes[1].set_yscale("symlog", linthresh=1e-4)
         legend(figure, axes[0])
         return figure
-
-
-TOY = experiment("toy", toy, draw_toy)
-IDEAL = experiment("ideal-direction", ideal_direction, draw_directions)

@@ -95,7 +95,6 @@ def language_task(
         metric_name="perplexity" if words else "bits",
         # the value for equal probabilities of all tokens
         hopeless=float(vocabulary) if words else math.log2(vocabulary),
-        metric_format=".3f",
     )
 
 

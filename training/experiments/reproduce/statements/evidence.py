@@ -195,18 +195,13 @@ def _poor(figures: Figures) -> dict[str, str]:
 
 def _by_network(figures: Figures) -> dict[str, tuple[list[Figures], list[Figures]]]:
     """The runs of each network, seed by seed: without the penal connection, and with it."""
-    rows = [*figures["rows"], *figures.get("further", ())]
-    return {
-        name: (_runs(rows, name, 0.0), _runs(rows, name, TAU))
-        for name in dict.fromkeys(row["network"] for row in rows)
-    }
+    rows = sorted((*figures["rows"], *figures.get("further", ())), key=lambda row: int(row["seed"]))
+    names = dict.fromkeys(row["network"] for row in (*figures["rows"], *figures.get("further", ())))
 
+    def of(name: str, tau: float) -> list[Figures]:
+        return [row for row in rows if (row["network"], row["tau"]) == (name, tau)]
 
-def _runs(rows: Sequence[Figures], name: str, tau: float) -> list[Figures]:
-    return sorted(
-        (row for row in rows if (row["network"], row["tau"]) == (name, tau)),
-        key=lambda row: int(row["seed"]),
-    )
+    return {name: (of(name, 0.0), of(name, TAU)) for name in names}
 
 
 def _positive(
