@@ -44,7 +44,7 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    absent = ("Missing", "a model", demo.residual, "a_package_that_nobody_has")
+    absent = ("Missing", "a model", demo.residual_cnn, "a_package_that_nobody_has")
     monkeypatch.setattr(demo, "MODELS", (absent, *demo.MODELS[2:]))
     monkeypatch.setattr(demo, "rescue", lambda *_: None)
     console = Console(width=120, file=io.StringIO())
@@ -59,7 +59,7 @@ def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
     )
     ps.rescale_(model, ps.trace(model, torch.randn(2, 8)), torch.randn(64))
     console = Console(width=120, file=io.StringIO())
-    demo.rescale_and_round("net", (model, (torch.randn(256, 8),), {}), console)
+    demo.rescale_and_round("net", (model, (torch.randn(256, 8),)), console)
     rows = [line.split() for line in console.file.getvalue().splitlines() if " dB" in line]  # type: ignore[attr-defined]
     sizes, changes, decibels = (
         [float(row[place].replace(",", "")) for row in rows] for place in (-6, -5, -4)

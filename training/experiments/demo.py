@@ -24,7 +24,6 @@ from rich.table import Table
 from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 import pathspace as ps
 from pathspace.diagnostics import report
@@ -35,9 +34,9 @@ from pathspace.training import GaugeFixed
 from .models import residual_cnn
 from .threads import one_thread
 
-# a model in evaluation mode, with its inputs and keyword inputs
-Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
-Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+# a model in evaluation mode, with its inputs
+Inputs = tuple[Tensor, ...]
+Built = tuple[nn.Module, Inputs]
 # steps of the search for a gauge; more steps improve the result very little
 STEPS = 10
 # shares of channels that are removed
@@ -75,7 +74,7 @@ def efficientnet() -> Built:
     file = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
-    return model.eval(), (photographs(96),), {}
+    return model.eval(), (photographs(96),)
 
 
 def llama() -> Built:
@@ -92,19 +91,13 @@ def llama() -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
-    return model, (), {"input_ids": torch.arange(10)[None]}
-
-
-def residual() -> Built:
-    """A residual network with batch norm, at its start."""
-    model, inputs = residual_cnn()
-    return model, inputs, {}
+    return model, (torch.arange(10)[None],)
 
 
 MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
     ("EfficientNet-Lite0", "as trained on ImageNet", efficientnet, TRAINED),
     ("Llama", "as transformers builds it", llama, "transformers"),
-    ("residual CNN", "at its start", residual, "torch"),
+    ("residual CNN", "at its start", residual_cnn, "torch"),
 )
 
 
@@ -153,9 +146,9 @@ def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built
             )
             continue
         with console.status(f"Verifying {title}"):
-            model, args, kwargs = built = build()
-            graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
-            certificate = ps.verify(model, *args, kwargs=kwargs, graph=graph)
+            model, inputs = built = build()
+            graph = ps.trace(model, *inputs, sizes="given")
+            certificate = ps.verify(model, *inputs, graph=graph)
         verdict = "all theorems that apply hold" if certificate.holds else "[red]a theorem fails[/]"
         console.print(
             f"[bold]{title}[/], {about}: {certificate.weights:,} weights, {certificate.units:,}"
@@ -186,19 +179,20 @@ def _columns(first: str, *others: str) -> Table:
 
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
     """Rescale a model at random, balance it, choose a gauge for 8 bits; print it."""
-    model, args, kwargs = built
-    outputs, start = _outputs(model, (args, kwargs)), "as it is"
+    model, inputs = built
+    outputs, start = _outputs(model, inputs), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
         model, start = ps.fold_norms(model), "batch norms folded"
         model = ps.lift_clips(model)
-    graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
+    graph = ps.trace(model, *inputs, sizes="given")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         phi = torch.randn(graph.num_units, dtype=torch.float64)
-    seen, held = (_half((args, kwargs), which) for which in (0, 1))
-    gauge = ps.choose_gauge(
-        model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS
+    # (one sample alone is both halves)
+    seen, held = (
+        tuple(x.tensor_split(2)[which] if len(x) > 1 else x for x in inputs) for which in (0, 1)
     )
+    gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen, steps=STEPS)
     table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     rescaled = ps.rescale_(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
@@ -208,9 +202,7 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         "rescaled for 8 bits": ps.rescale_(copy.deepcopy(model), graph, gauge),
     }
     for name, other in equals.items():
-        change = float(
-            (_outputs(other, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
-        )
+        change = float((_outputs(other, inputs) - outputs).abs().max() / outputs.abs().max())
         size = sum(float(block.detach().double().square().sum()) for block in other.parameters())
         noise = (f"{_decibels(other, held, per):.1f} dB" for per in ("tensor", "channel"))
         table.add_row(name, f"{size:,.0f}", f"{change:.0e}", *noise)
@@ -225,12 +217,6 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
     console.print(table)
 
 
-def _half(inputs: Inputs, which: int) -> Inputs:
-    """One half of the samples; one sample alone is both halves."""
-    half: Inputs = tree_map(lambda x: x.tensor_split(2)[which] if len(x) > 1 else x, inputs)
-    return half
-
-
 @torch.no_grad()
 def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
     """Signal over noise of the outputs with weights of 8 bits."""
@@ -243,7 +229,7 @@ def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Inputs) -> Tensor:
-    return _tensor(model(*inputs[0], **inputs[1]))
+    return _tensor(model(*inputs))
 
 
 def _tensor(output: Any) -> Tensor:
@@ -252,13 +238,13 @@ def _tensor(output: Any) -> Tensor:
 
 def prune_trained(built: Built, console: Console) -> None:
     """Remove shares of a model's channels, and print the sizes of what is left."""
-    model, args, kwargs = built
-    outputs, table = _outputs(model, (args, kwargs)), _columns("channels", "weights", "change")
-    groups = ps.channels(model, *args, kwargs=kwargs)
+    model, inputs = built
+    outputs, table = _outputs(model, inputs), _columns("channels", "weights", "change")
+    groups = ps.channels(model, *inputs)
     for share in REMOVED:
         smaller = groups.remove(share)
         weights = sum(parameter.numel() for parameter in smaller.parameters())
-        change = (_outputs(smaller, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
+        change = (_outputs(smaller, inputs) - outputs).abs().max() / outputs.abs().max()
         table.add_row(f"{share:.0%} removed", f"{weights:,}", f"{change:.0%}")
     table.caption = (
         f"{len(groups)} groups of channels that can only go together, found in the graph. The"

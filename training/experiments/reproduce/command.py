@@ -61,7 +61,8 @@ def run_reproduction(
     if name in PAGES:
         PAGES[name](folder, console)
         return None
-    experiment = find(name)
+    expect_known("experiment", name, EXPERIMENTS)
+    experiment = EXPERIMENTS[name]
     check_scale(experiment, scale, data)
     by_power = scale == "fetched" and seeds is None
     if most_seeds is not None and not by_power:
@@ -167,12 +168,6 @@ def _write(page: Path, text: str) -> None:
 
 
 PAGES = {"page": _write_again, "claims": _write_claims, "recipes": _write_recipes}
-
-
-def find(name: str) -> Experiment:
-    """Return the experiment of this name."""
-    expect_known("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
 
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
