@@ -221,7 +221,7 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
 def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
     """Signal over noise of the outputs with weights of 8 bits."""
     rounded = quantised_weights(dict(model.named_parameters()), weight_axes(model), 8, per)
-    signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, *inputs))
+    signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, inputs))
     return decibels(
         float((found - signal).double().square().sum() / signal.double().square().sum())
     )
