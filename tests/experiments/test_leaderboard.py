@@ -23,7 +23,7 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_run,
     leaderboard_tasks,
 )
-from pathspace.training.experiments.reproduce.leaderboard_contest import (
+from pathspace.training.experiments.reproduce.leaderboard import (
     Entry,
     asked,
     cases,
