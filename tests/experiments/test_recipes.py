@@ -44,8 +44,7 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
     FASHION_IMAGES,
     training_images,
 )
-from pathspace.training.experiments.reproduce.recipes.full import full_arm
-from pathspace.training.experiments.reproduce.recipes.recognise import KNOWN, found_in
+from pathspace.training.experiments.reproduce.recipes.full import KNOWN, found_in, full_arm
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.tuning import measure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,16 +13,19 @@ from typing import Any
 from pathspace.errors import InputError
 
 from ...task import task_options
-from ...tasks.files import find, read_text
+from ...tasks.files import find, read_bytes, read_text
 from ...tasks.papers import WMT
 from ..experiment import Setting
 from ..provenance import task_data
 from ..trial import Trial
 from ..tuning import Arm
-from .cells import NONE, UNSAID, Cell, table_cells
+from .cells import NONE, ROOT, UNSAID, Cell, table_cells
 from .compare import BETAS, EPS, OPTIMIZERS, describe, differences
-from .recognise import found_in
 
+# data sets by the digests of their files: several have one format
+KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
+    (ROOT / "digests.toml").read_text(encoding="utf-8")
+)
 # model of a recipe -> network of our tasks, and by how much its depth is less than its layers
 NETWORKS = {
     "recurrent CNN": ("recurrent", -1),
@@ -217,3 +222,37 @@ def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]
     return tuple(
         (key, value) for key, value in given.items() if key in known and known[key] != value
     )
+
+
+def found_in(folder: Path, task: str, wanted: str) -> tuple[str, str]:
+    """Say which data a task of the papers reads from a folder."""
+    candidates = [name for name, known in KNOWN.items() if task in known["tasks"]]
+    if not candidates:
+        return (
+            wanted,
+            f"Data: no digests of {wanted} are known here, so the files were not checked.",
+        )
+    own = candidates[0]
+    for name in candidates:
+        if _matches(folder, name):
+            return wanted.replace(own, name), ""
+    return f"files that are not recognised as {own}", ""
+
+
+def _matches(folder: Path, name: str) -> bool:
+    """Whether those of a data set's files that are there have its digests."""
+    inner = folder / KNOWN[name].get("folder", "")
+    place = inner if inner.is_dir() else folder
+    found = {file: _digest(place, file) for file in KNOWN[name]["files"]}
+    there = {file: digest for file, digest in found.items() if digest}
+    return bool(there) and there.items() <= KNOWN[name]["files"].items()
+
+
+@cache
+def _digest(folder: Path, file: str) -> str:
+    """The MD5 of a file's unpacked contents; empty where it is not there."""
+    try:
+        content = read_bytes(find(folder, (file,), ""), "")
+    except InputError:
+        return ""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
