@@ -19,14 +19,14 @@ from training_command import app, call, flat
 from typer.main import get_command
 
 import pathspace.training.experiments.demo
+from pathspace.cli.options import SkeletonRule
 from pathspace.training.experiments import run_folder
+from pathspace.training.experiments.cli import Init as InitOption
 from pathspace.training.experiments.names import TASKS
 from pathspace.training.experiments.recipe import OPTIMIZERS, Init, Rule
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.run_folder import BEST, LAST
 from pathspace.training.experiments.tasks import task_names
-from pathspace.training.experiments.train_cli import Init as InitOption
-from pathspace.training.experiments.train_cli import SkeletonRule
 from pathspace.training.experiments.trainer import Training
 
 pytestmark = pytest.mark.usefixtures("one_core")

@@ -9,33 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from pathspace.cli.errors import FAILED, INTERRUPTED
+from pathspace.cli.options import JsonOption, SkeletonRule
 
-from .names import expect_packages, experiments_help, known_experiment
-from .train_cli import DataOption, DeviceOption, train
+from .names import TASKS, expect_packages, experiments_help, known_experiment, known_task
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
 Scale = StrEnum("Scale", ["embedded", "fetched", "full"])
+Init = StrEnum("Init", {"default": "default", "unit_skeleton": "unit-skeleton"})
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this package to the command line."""
-    app.command()(train)
-    app.command()(reproduce)
-    app.command()(demo)
-    data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
-    data.command("list")(list_data)
-    data.command("fetch")(fetch_data)
-    app.add_typer(data, name="data")
-
-
+DataOption = Annotated[
+    str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
+]
+DeviceOption = Annotated[str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")]
+TASK_HELP = (
+    f"One of: {', '.join(TASKS)}. Fashion, bible and catalogues need 'pathspace data fetch', the"
+    " papers' own data --data."
+)
+OPTIMIZER_HELP = (
+    "On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9),"
+    " adam, path-sgd (scaled by the path norm). For recurrent layers alone, and sgd for the rest:"
+    " recurrent-gsgd, recurrent-path-sgd. Or any optimizer of torch by the name of its class."
+)
+SCHEDULE_HELP = (
+    "How the learning rate moves: constant, linear or cosine (to 0), 'drops 0.5 0.75' (divided by"
+    " 10 at these shares of the run), 'inverse-root 0.1'; 'cosine 0.1' begins with a warm-up."
+)
+INIT_HELP = (
+    "default keeps the initial weights; unit-skeleton sets those of the skeleton to +1 or -1,"
+    " without which the steps of gsgd are multiplied by up to 1e13."
+)
 NAME_HELP = (
     f"With minutes on one thread: {experiments_help()}; page, which writes page and pictures again"
     " from the records in --out; claims, which judges every statement of the papers by them and by"
@@ -51,25 +62,129 @@ SEEDS_HELP = (
 )
 
 
+def register(app: typer.Typer) -> None:
+    """Add the commands of this package to the command line."""
+    app.command()(train)
+    app.command()(reproduce)
+    app.command()(demo)
+    data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
+    data.command("list")(list_data)
+    data.command("fetch")(fetch_data)
+    app.add_typer(data, name="data")
+
+
+def train(
+    task: Annotated[str, Argument(metavar="TASK", callback=known_task, help=TASK_HELP)],
+    optimizer: Annotated[str, Option(help=OPTIMIZER_HELP)] = "gsgd",
+    lr: Annotated[
+        float | None, Option(help="Learning rate.", show_default="the optimizer's own")
+    ] = None,
+    schedule: Annotated[str, Option(metavar="NAME", help=SCHEDULE_HELP)] = "constant",
+    decay: Annotated[
+        float | None,
+        Option(min=0, help="Weight decay, or of path values.", show_default="the optimizer's own"),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        Option(min=0, help="Largest norm of a step's gradient.", show_default="no bound"),
+    ] = None,
+    augment: Annotated[
+        str, Option(metavar="NAME", help="Random changes of training images: none, or crop-flip.")
+    ] = "none",
+    dropout: Annotated[
+        float | None,
+        Option(min=0, max=1, help="Share of values dropped.", show_default="the task's own"),
+    ] = None,
+    epochs: Annotated[int, Option(min=1, help="Passes over the training split.")] = 60,
+    patience: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Stop after so many epochs without a lower validation metric; keep the best.",
+            show_default="train to the last epoch",
+        ),
+    ] = None,
+    batch_size: Annotated[int, Option(min=1, help="Examples per step.")] = 32,
+    hidden: Annotated[
+        int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
+    ] = None,
+    data: DataOption = None,
+    tau: Annotated[
+        float, Option(min=0, help="Strength of the penal connection; residual models only.")
+    ] = 0.0,
+    seed: Annotated[
+        int, Option(min=0, max=2**32 - 1, help="Of the initial weights and the order of batches.")
+    ] = 0,
+    rule: Annotated[SkeletonRule, Option(help="Of the skeleton.")] = SkeletonRule.modulo,
+    init: Annotated[Init | None, Option(help=INIT_HELP, show_default="the optimizer's own")] = None,
+    out: Annotated[
+        str | None,
+        Option(
+            metavar="DIR",
+            help="Folder of metrics.csv, result.json, last.ckpt (every half minute), best.ckpt.",
+            show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from last.ckpt; on a CPU bit for bit.")
+    ] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Start a new run in the folder of another.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    precision: Annotated[
+        str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
+    ] = "32-true",
+    tensorboard: Annotated[
+        bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")
+    ] = False,
+    diagnostics: Annotated[
+        int | None,
+        Option(min=1, metavar="STEPS", help="Measure the run every so many steps."),
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Train a task's model with one optimizer, on weights or in path space.
+
+    [bold]pathspace train digits-rows[/] [bold]pathspace train digits-rows --optimizer sgd
+    --init unit-skeleton --lr 0.2[/] [bold]pathspace train digits-rows --epochs 200 --out
+    runs/long[/], interrupted by Ctrl-C, and later [bold]pathspace train digits-rows --epochs
+    200 --out runs/long --resume[/]
+
+    The test split is used once, after the last epoch. A loss that is no longer finite ends the run,
+    which is recorded as diverged.
+
+    Exit codes: 0 done (diverged runs included), 2 bad input, 130 interrupted.
+    """
+    options = {**locals(), "rule": rule.value, "init": init.value if init else None}
+    from rich.console import Console
+
+    from .train_command import run_training
+
+    # Standard output belongs to the JSON where that is asked for.
+    if not run_training(SimpleNamespace(**options), Console(stderr=json == "-")):
+        raise typer.Exit(INTERRUPTED)
+
+
 def reproduce(
-    name: Annotated[str, typer.Argument(metavar="NAME", callback=known_experiment, help=NAME_HELP)],
-    scale: Annotated[Scale, typer.Option(help=SCALE_HELP)] = Scale.embedded,
+    name: Annotated[str, Argument(metavar="NAME", callback=known_experiment, help=NAME_HELP)],
+    scale: Annotated[Scale, Option(help=SCALE_HELP)] = Scale.embedded,
     data: DataOption = None,
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
+        str, Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
-    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
-    seeds: Annotated[int | None, typer.Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
+    jobs: Annotated[int, Option(min=1, help="Processes, each on one thread.")] = 1,
+    seeds: Annotated[int | None, Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
     most_seeds: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=2,
             help="With --scale fetched: at most so many, however many their spread asks for.",
             show_default="no bound",
         ),
     ] = None,
     shrink: Annotated[
-        int, typer.Option(min=1, help="Divide all budgets by this, for a test of the command.")
+        int, Option(min=1, help="Divide all budgets by this, for a test of the command.")
     ] = 1,
     device: DeviceOption = "cpu",
 ) -> None:
@@ -94,10 +209,8 @@ def reproduce(
 
 
 def demo(
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for all output files.")
-    ] = "demo-output",
-    seeds: Annotated[int, typer.Option(min=1, help="Networks that are trained.")] = 3,
+    out: Annotated[str, Option(metavar="DIR", help="Folder for all output files.")] = "demo-output",
+    seeds: Annotated[int, Option(min=1, help="Networks that are trained.")] = 3,
 ) -> None:
     """Show the main uses of the library, in about a minute on two cores.
 
@@ -136,10 +249,10 @@ def list_data() -> None:
 
 
 def fetch_data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of pathspace data list.")],
+    name: Annotated[str, Argument(metavar="NAME", help="A name of pathspace data list.")],
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
+        Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
     ] = None,
 ) -> None:
     """Download a data set in packages of Debian (by apt-get), check its digests,
