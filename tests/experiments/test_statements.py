@@ -21,9 +21,13 @@ from pathspace.training.experiments.reproduce.statements import (
     load_statements,
     render,
 )
-from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
+from pathspace.training.experiments.reproduce.statements.evidence import (
+    OF_CLAIMS,
+    RULES,
+    Kind,
+    Verdict,
+)
 from pathspace.training.experiments.reproduce.statements.page import with_tables
-from pathspace.training.experiments.reproduce.statements.registry import Kind, Verdict
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "reproduction"

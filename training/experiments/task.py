@@ -44,17 +44,10 @@ class Split:
 class Task:
     """A learning problem: data, model, loss and metric.
 
-    Args:
-        name: its name.
-        description: one sentence with the sizes of the three splits.
-        train: examples for gradients.
-        valid: examples for the choice of settings, never for gradients.
-        test: examples for a single evaluation after all choices.
-        make_model: seed -> a newly initialised model; the same seed always gives the same weights.
-        loss: (outputs, targets) -> scalar tensor, a mean over the batch.
-        metric: (outputs, targets) -> scalar tensor, a mean over the batch; lower is better.
-        metric_name: the name of the metric in tables and file headers.
-        hopeless: a run with a final validation metric above this counts as failed.
+    The validation split chooses settings and gives no gradients; the test split is evaluated once,
+    after all choices. ``make_model`` maps a seed to a newly initialised model, always the same.
+    ``loss`` and ``metric`` map outputs and targets to a mean over the batch; a lower metric is
+    better, and a run with a final validation metric above ``hopeless`` counts as failed.
     """
 
     name: str

@@ -31,16 +31,9 @@ class ReluRNN(nn.Module):
 class StackedReluLM(nn.Module):
     """Embedding, stacked ReLU recurrent layers without biases, a linear read-out of every step.
 
-    Args:
-        vocabulary: number of tokens.
-        embedding: features per token.
-        hidden: units of every recurrent layer.
-        layers: recurrent layers.
-        dropout: before the read-out.
-        dropout_inputs: on the embedded tokens.
-        dropout_layers: between recurrent layers.
-        dropout_words: share of the tokens whose embedding is dropped everywhere.
-        weight_drop: share of the recurrent weights that each training pass leaves out.
+    Dropout acts before the read-out, on the embedded tokens (``dropout_inputs``) and between
+    layers; ``dropout_words`` drops the embedding of some tokens everywhere, and ``weight_drop``
+    leaves out a share of the recurrent weights in each training pass.
 
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2,

@@ -47,17 +47,12 @@ class Rectifier(nn.Module):
 class Block(nn.Module):
     """``relu(skip(x) + branch(x))``, a branch of two or three convolutions with batch norm.
 
-    Args:
-        inputs: channels that enter.
-        width: channels inside.
-        stride: 1, or 2 to halve the image.
-        deep: three convolutions, of which the second has the stride, in place of two of 3 x 3.
-        project: where the shape changes the skip is a convolution of 1 x 1 (option B of the
-            original paper); otherwise it takes every second pixel and pads the new channels with
-            zeros (option A).
-        scale: first value of a learned factor for each channel of the branch (LayerScale).
-        drop: share of the samples whose branch is dropped in a training step (stochastic depth).
-        activity: strength of the penalty of a :class:`Rectifier`.
+    A ``deep`` block has three convolutions, of which the second has the stride, in place of two of
+    3 x 3. Where the shape changes the skip is a convolution of 1 x 1 (``project``, option B of the
+    original paper); otherwise it takes every second pixel and pads the new channels with zeros
+    (option A). ``scale`` is the first value of a learned factor for each channel of the branch
+    (LayerScale), ``drop`` the share of the samples whose branch is dropped in a training step
+    (stochastic depth).
     """
 
     def __init__(

@@ -33,18 +33,12 @@ def fresh_seeds(count: int) -> tuple[int, ...]:
 class Setting:
     """The setting of an experiment.
 
-    Args:
-        run: runs trials and returns their outcomes in order; known ones are not run again.
-        scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full``
-            for the paper's own setting.
-        data: folder of the paper's data, needed by ``full``.
-        seeds: seeds that are reported; with ``by_power`` the first of them.
-        tuning_seeds: seeds that choose learning rates.
-        shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
-        by_power: run as many seeds as the spread of the first ones asks for.
-        most_seeds: but at most so many.
-        bars: name and options of a task -> what simple means and published networks reach on its
-            test split.
+    ``run`` runs trials and returns their outcomes in order; known ones are not run again. The scale
+    is ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full`` for the
+    paper's own setting, with the paper's data in the folder ``data``. With ``by_power``, ``seeds``
+    are the first of those that are reported: their spread says how many there are, at most
+    ``most_seeds``. Budgets are divided by ``shrink``, for tests only. ``bars`` maps a task and its
+    options to what simple means and published networks reach on its test split.
     """
 
     run: Callable[[Sequence[Any]], list[Any]]

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..markdown import markdown_table, markdown_texts
 from ..record import Table
-from .evidence import Judged
-from .registry import Statement, Verdict
+from .evidence import Judged, Statement, Verdict
 
 ERRATA = ("statement", "right", "range", "evidence")
 SHOWN: dict[Verdict, str] = {
