@@ -174,14 +174,14 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
     kind = optimizer_kind(recipe.optimizer)
     optimizer = kind.make(model, float(recipe.lr or kind.lr), skeleton, task.example_inputs())
     given = {"betas": recipe.betas, "eps": recipe.eps}
+    given = {name: value for name, value in given.items() if value is not None}
     for group in optimizer.param_groups:
         if "weight_decay" in group:
             group["weight_decay"] = recipe.decay
-        for name, value in given.items():
-            if value is not None and name not in group:
-                raise InputError(
-                    f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
-                    " another, such as adam."
-                )
-        group.update({name: value for name, value in given.items() if value is not None})
+        for name in given.keys() - group.keys():
+            raise InputError(
+                f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
+                " another, such as adam."
+            )
+        group.update(given)
     return model, optimizer

@@ -1,5 +1,4 @@
-"""``optimizers``: a leaderboard from default starts, from rescaled copies of
-them, and from unit skeletons.
+"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons.
 
 The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and
 better where the start was rescaled? Then come all other contenders.
