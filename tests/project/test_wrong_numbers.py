@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "Training, batch_size": (trained("batch_size"), (None, *COUNT)),
     "Training, clip": (trained("clip"), POSITIVE),
     "Training, seed": (trained("seed"), (None, *WHOLE)),
+    "Training, accumulate": (trained("accumulate"), (None, *COUNT)),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),

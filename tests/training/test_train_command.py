@@ -1,4 +1,4 @@
-"""``pathspace train``: runs that are killed, files, sentences."""
+"""``pathspace train``: runs that are killed, several processes, files, sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from typer.main import get_command
 
 import pathspace.training.experiments.demo
 from pathspace.cli.options import SkeletonRule
-from pathspace.training.experiments import run_folder
+from pathspace.errors import InputError
+from pathspace.training.experiments import run_folder, train_command
 from pathspace.training.experiments.cli import Init as InitOption
 from pathspace.training.experiments.names import TASKS
 from pathspace.training.experiments.recipe import OPTIMIZERS, Init, Rule
@@ -86,6 +87,52 @@ def test_a_run_that_is_killed_at_any_moment_ends_bitwise_the_same(tmp_path: Path
     names = {"best.ckpt", "last.ckpt", "result.json", "metrics.csv"}
     assert {path.name for path in part.iterdir()} == names
     assert run_folder.CHECKPOINT_SECONDS <= 60
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_run(tmp_path: Path) -> None:
+    words = [*ROWS, "--precision", "64-true", "--accumulate", 2, "--epochs"]
+    for count in (1, 2):
+        files = ("--json", tmp_path / f"{count}.json", "--out", tmp_path / f"{count}")
+        command = [sys.executable, "-m", "pathspace", *words, 2, *files, "--devices", count]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    one, two = (json.loads((tmp_path / f"{count}.json").read_text()) for count in (1, 2))
+    for name in ("train_loss", "valid_loss", "test_loss", "test_error"):
+        assert one[name] == pytest.approx(two[name], rel=1e-9)
+    # a run goes on with another number of processes
+    assert call(*words, 3, "--out", tmp_path / "2", "--resume").exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_ends_the_run_in_one_sentence(tmp_path: Path) -> None:
+    words = [*ROWS, "--epochs", 10**6, "--devices", 2, "--out", tmp_path / "run"]
+    command = [sys.executable, "-m", "pathspace", *map(str, words)]
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(command, stdout=said, stderr=said) as process,
+    ):
+        while process.poll() is None and not (tmp_path / "run" / LAST).exists():
+            time.sleep(0.01)
+        child = subprocess.check_output(["pgrep", "-P", str(process.pid)], text=True)
+        os.kill(int(child.split()[0]), signal.SIGKILL)
+        assert process.wait() == 2
+    assert "Another process of this run has failed" in flat((tmp_path / "said").read_text())
+
+
+def test_a_last_pass_that_leaves_nothing_for_a_process_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = train_command.load_task("digits-rows", hidden=3)
+    model = run.make_model(0)
+    training = Training(run, model, torch.optim.SGD(model.parameters()), epochs=1, batch_size=4)
+
+    class Several:
+        world_size = 2
+
+    monkeypatch.setattr(Training, "trainer", Several())
+    with pytest.raises(InputError, match="of which the last has 1; choose another batch size"):
+        training.setup("fit")
 
 
 def test_a_run_prints_a_table_and_writes_its_files(tmp_path: Path) -> None:

@@ -172,6 +172,33 @@ def test_a_resumed_run_is_bitwise_the_uninterrupted_one(
     assert table(tmp_path / "part") == table(tmp_path / "whole") and len(whole.records) == 3
 
 
+def test_accumulated_passes_are_one_step_and_checkpoints_wait_for_it(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "CHECKPOINT_SECONDS", 0.0)
+    double = replace(
+        task,
+        train=Split(task.train.inputs.double(), task.train.targets),
+        valid=Split(task.valid.inputs.double(), task.valid.targets),
+        make_model=lambda seed: task.make_model(seed).double(),
+    )
+    runs = [
+        Training(
+            double, *prepare(double, Recipe("gmomentum")), epochs=2, batch_size=size, accumulate=n
+        )
+        for size, n in ((300, 1), (60, 5))
+    ]
+    for run in runs:
+        run_epochs(run, lightning_trainer(run))
+    torch.testing.assert_close(weights(runs[0]), weights(runs[1]), rtol=1e-10, atol=1e-12)
+    whole, part, rest = (make(task, "gsgd", batch_size=100, accumulate=5) for _ in range(3))
+    run_epochs(whole, lightning_trainer(whole))
+    with pytest.raises(KeyboardInterrupt):
+        run_epochs(part, lightning_trainer(part, folder=tmp_path, callbacks=[Stop(2)]))
+    run_epochs(rest, lightning_trainer(rest), tmp_path / LAST)
+    assert torch.equal(weights(rest), weights(whole))
+
+
 def test_a_schedule_of_the_penal_connection_goes_on(tmp_path: Path) -> None:
     task = load_task("digits-images", hidden=2)
 
@@ -291,7 +318,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("wrong", ["epochs", "batch_size", "seed", "clip"])
+@pytest.mark.parametrize("wrong", ["epochs", "batch_size", "accumulate", "seed", "clip"])
 def test_numbers_out_of_range_are_refused(task: Task, wrong: str) -> None:
     with pytest.raises(InputError, match=f"found {wrong}=-1"):
         make(task, "sgd", **{wrong: -1})

@@ -104,7 +104,10 @@ def train(
             show_default="train to the last epoch",
         ),
     ] = None,
-    batch_size: Annotated[int, Option(min=1, help="Examples per step.")] = 32,
+    batch_size: Annotated[int, Option(min=1, help="Examples per pass through the model.")] = 32,
+    accumulate: Annotated[
+        int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
+    ] = 1,
     hidden: Annotated[
         int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
     ] = None,
@@ -132,6 +135,14 @@ def train(
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
     ] = False,
     device: DeviceOption = "cpu",
+    devices: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Processes that share every pass, or those that torchrun has started.",
+            show_default="1",
+        ),
+    ] = None,
     precision: Annotated[
         str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
     ] = "32-true",

@@ -40,10 +40,11 @@ class _Patience(EarlyStopping):
 
 
 class _InsideEpochs(ModelCheckpoint):
-    """Checkpoints by time; that of a whole epoch has to wait for validation."""
+    """Checkpoints by time, at ends of steps; that of a whole epoch has to wait for validation."""
 
     def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:
-        if not trainer.is_last_batch:
+        *_, index = others
+        if (index + 1) % trainer.accumulate_grad_batches == 0 and not trainer.is_last_batch:
             super().on_train_batch_end(trainer, *others)
 
 

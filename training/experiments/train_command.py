@@ -49,11 +49,15 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             bar=True,
             callbacks=watched,
             device=options.device,
+            devices=options.devices,
             precision=options.precision,
         )
         if options.tau:
-            penalise_(training.model, *task.example_inputs(), tau=options.tau)
-        _prepare(folder, options)
+            # times the number of processes, because the penalty is a sum over examples
+            # but gradients are averaged
+            penalise_(training.model, *task.example_inputs(), tau=options.tau * trainer.world_size)
+        if trainer.is_global_zero:
+            _prepare(folder, options)
         try:
             run_epochs(training, trainer, folder / LAST if options.resume else None)
         except KeyboardInterrupt:
@@ -66,15 +70,16 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             )
             return False
         score = None if training.diverged else score_split(training, task.test)
-    result = _result(training, score, options.patience is not None)
-    result["files"] = [str(path) for path in sorted(folder.iterdir())]
-    for each in watched:
-        seen = each.watch
-        result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
-        result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
-    for path in (str(folder / "result.json"), options.json):
-        write_text(json.dumps(result, indent=2), path)
-    console.print(_table(task, result))
+    if trainer.is_global_zero:
+        result = _result(training, score, options.patience is not None)
+        result["files"] = [str(path) for path in sorted(folder.iterdir())]
+        for each in watched:
+            seen = each.watch
+            result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
+            result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
+        for path in (str(folder / "result.json"), options.json):
+            write_text(json.dumps(result, indent=2), path)
+        console.print(_table(task, result))
     return True
 
 
@@ -103,6 +108,7 @@ def _training(options: SimpleNamespace, recipe: Recipe) -> Training:
         *prepare(task, recipe),
         epochs=options.epochs,
         batch_size=options.batch_size,
+        accumulate=options.accumulate,
         seed=options.seed,
         schedule=moves,
         clip=options.clip,

@@ -1,7 +1,7 @@
 """Training on Lightning: a task, its model and its optimizer as one module, and what a run keeps.
 
-Lightning owns loops, devices, early stopping, logs and checkpoints. What is here decides the
-numbers of a run: the order of the examples, and means in float64.
+Lightning owns loops, devices, processes, early stopping, logs and checkpoints. What is here decides
+the numbers of a run: the order of the examples, weights of unequal passes, means in float64.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
@@ -27,12 +28,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from pathspace.diagnostics.chain.penalty_disabled import restore_schedule_steps, schedule_steps
-from pathspace.errors import AT_LEAST_1, SEED, InputError, expect_numbers
+from pathspace.errors import AT_LEAST_1, SEED, InputError, UnsupportedError, expect_numbers
 
 from .run_folder import expect_own, kept
 from .task import Split, Task
 
 EVALUATION_BATCH = 1024
+# Gloo has no class of errors: what it and the socket say when another process has died.
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Gloo", "gloo")
 
 
 class Score(NamedTuple):
@@ -64,9 +67,18 @@ class Training(LightningModule):
     The order of the batches and every other random number depend on ``seed`` alone. On a CPU a
     resumed run is bitwise equal to an uninterrupted one.
 
-    ``schedule`` maps the completed share of the run's steps to the factor of every learning rate,
-    ``clip`` is an upper bound of the gradient norm of a step, ``augment`` changes the inputs of a
-    training pass. ``settings`` are plain values: only a run with equal ones resumes a checkpoint.
+    Args:
+        task: data, loss and metric.
+        model: trained in place.
+        optimizer: any optimizer over the parameters of ``model``.
+        epochs: passes over the training split.
+        batch_size: examples per pass through the model; the last of an epoch may be smaller.
+        accumulate: passes per step, whose gradients are weighted by examples.
+        seed: of the order of the batches and of the noise of the model.
+        schedule: completed share of the run's steps -> factor of every learning rate.
+        clip: upper bound of the gradient norm of a step; ``None`` for none.
+        augment: changes the inputs of a training pass.
+        settings: plain values; only a run with equal ones resumes a checkpoint.
 
     Attributes:
         records: one per finished epoch.
@@ -92,6 +104,7 @@ class Training(LightningModule):
         *,
         epochs: int,
         batch_size: int = 32,
+        accumulate: int = 1,
         seed: int = 0,
         schedule: Callable[[float], float] | None = None,
         clip: float | None = None,
@@ -100,37 +113,45 @@ class Training(LightningModule):
     ) -> None:
         super().__init__()
         self.size = len(task.train)
-        counts = {"epochs": epochs, "batch_size": batch_size}
+        counts = {"epochs": epochs, "batch_size": batch_size, "accumulate": accumulate}
         counts |= {"training_examples": self.size, "validation_examples": len(task.valid)}
         for name, count in counts.items():
             expect_numbers("Training", AT_LEAST_1, **{name: count})  # type: ignore[arg-type]
         expect_numbers("Training", "a positive number", or_none=True, clip=clip)
         expect_numbers("Training", SEED, seed=seed)
         self.task, self.model, self.optimizer = task, model, optimizer
-        self.epochs, self.batch_size, self.seed = epochs, batch_size, seed
-        self.schedule, self.clip, self.augment = schedule, clip, augment
-        self.run_settings = {"task": task.name, "batch_size": batch_size, "seed": seed}
-        if clip:
-            self.run_settings["clip"] = clip
-        if schedule:
-            # (the rates of all steps depend on the number of epochs)
-            self.run_settings["schedule_epochs"] = epochs
-        self.run_settings |= settings or {}
+        self.epochs, self.batch_size, self.accumulate = epochs, batch_size, accumulate
+        self.seed, self.schedule, self.clip, self.augment = seed, schedule, clip, augment
+        # (with a schedule the rates of all steps depend on the number of epochs)
+        used = {"accumulate": accumulate > 1, "clip": clip, "schedule_epochs": schedule}
+        values = {"accumulate": accumulate, "clip": clip, "schedule_epochs": epochs}
+        own = {"task": task.name, "batch_size": batch_size, "seed": seed}
+        own |= {name: value for name, value in values.items() if used[name]}
+        self.run_settings = {**own, **(settings or {})}
         self.monitored = f"valid_{task.metric_name}"
         self.records: list[Record] = []
         self.diverged = False
         self.score = Score(math.nan, math.nan)
         self._order, self._drawn = torch.Generator().manual_seed(seed), 0
-        self._noise: dict[str, Tensor] = {}
-        # sum over the epoch so far, sums over a split, and when the run began
-        self._loss, self._began = 0.0, 0.0
+        self._noise: list[dict[str, Tensor]] = []
+        # sums over the epoch so far, sums over a split, and when the run began
+        self._loss, self._examples, self._began = 0.0, 0, 0.0
         self._sums = torch.zeros(3, dtype=torch.float64)
+
+    def setup(self, stage: str) -> None:
+        """Refuse a last pass in which a process would have no example."""
+        rest = self.size % self.batch_size or self.batch_size
+        if stage == "fit" and rest < self.trainer.world_size:
+            raise InputError(
+                f"{self.trainer.world_size} processes share passes of {self.batch_size} examples,"
+                f" of which the last has {rest}; choose another batch size, or fewer processes."
+            )
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with the schedule of its rates."""
         if (factor := self.schedule) is None:
             return self.optimizer
-        steps = self.epochs * math.ceil(self.size / self.batch_size)
+        steps = self.epochs * math.ceil(self.size / (self.batch_size * self.accumulate))
         moves = LambdaLR(self.optimizer, lambda step: factor(step / steps))
         return [self.optimizer], [{"scheduler": moves, "interval": "step"}]
 
@@ -143,8 +164,9 @@ class Training(LightningModule):
         return self.evaluation(self.task.valid)
 
     def evaluation(self, split: Split) -> DataLoader[Any]:
-        """Return the examples of a split."""
-        return _loader(split, BatchSampler(range(len(split)), EVALUATION_BATCH, drop_last=False))
+        """Return this process's examples of a split."""
+        rows = range(self.trainer.global_rank, len(split), self.trainer.world_size)
+        return _loader(split, BatchSampler(rows, EVALUATION_BATCH, drop_last=False))
 
     def rows(self, epoch: int) -> Tensor:
         """Return the order of the examples in an epoch, counted from 0, later ones later.
@@ -160,29 +182,35 @@ class Training(LightningModule):
         return rows
 
     def on_train_start(self) -> None:
-        """Set clock, table and noise."""
+        """Set clock, table and noise; the first process has the noise of a single one."""
         self._began = time.perf_counter() - (self.records[-1].seconds if self.records else 0.0)
         for logger in self.loggers:
             # (it begins its file anew)
             for record in self.records if isinstance(logger, CSVLogger) else ():
                 logger.log_metrics(self.row(record), record.step)
-        torch.manual_seed(self.seed)
-        if "cpu" in self._noise:
-            torch.set_rng_state(self._noise["cpu"])
-        if "cuda" in self._noise and self.device.type == "cuda":
-            torch.cuda.set_rng_state(self._noise["cuda"], self.device)
+        if self.trainer.global_rank >= len(self._noise):
+            torch.manual_seed(self.seed + self.trainer.global_rank * 2**32)
+        else:
+            noise = self._noise[self.trainer.global_rank]
+            torch.set_rng_state(noise["cpu"])
+            if self.device.type in noise.keys() - {"cpu"}:
+                torch.cuda.set_rng_state(noise["cuda"], self.device)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
-        """Return the loss of a batch."""
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """Return the loss of a pass, so weighted that those of a step add up to its mean."""
         inputs, targets = batch
         if self.augment is not None:
             inputs = self.augment(inputs)
         loss = self.task.loss(self.model(inputs), targets)
-        total = loss.item() * len(targets)
+        (total,) = self._total(loss.item() * len(targets))
         if not math.isfinite(total):
             raise DivergedError
+        start, step = index * self.batch_size, self.batch_size * self.accumulate
         self._loss += total
-        return loss
+        self._examples += min(self.batch_size, self.size - start)
+        # Lightning divides by the number of passes, and averages over processes
+        whole = min(step, self.size - start // step * step)
+        return loss * (len(targets) * self.trainer.world_size * self.accumulate / whole)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
         """Add loss and metric of some examples."""
@@ -200,8 +228,9 @@ class Training(LightningModule):
         if not math.isfinite(self.score.loss):
             raise DivergedError
         done, seconds = self.current_epoch + 1, time.perf_counter() - self._began
-        loss, self._loss = self._loss / self.size, 0.0
+        loss = self._loss / self._examples
         self.records.append(Record(done, self.global_step, loss, *self.score, seconds))
+        self._loss, self._examples = 0.0, 0
         row = self.row(self.records[-1])
         shown = {name: row[name] for name in ("train_loss", self.monitored)}
         self.log_dict(shown, prog_bar=True, logger=False)
@@ -216,7 +245,7 @@ class Training(LightningModule):
 
     def take_score(self) -> None:
         """Divide the sums over a split by its examples."""
-        loss, metric, examples = self._sums.tolist()
+        loss, metric, examples = self._total(*self._sums.tolist())
         self.score = Score(loss / examples, metric / examples)
         self._sums.zero_()
 
@@ -227,11 +256,14 @@ class Training(LightningModule):
         noise = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             noise["cuda"] = torch.cuda.get_rng_state(self.device)
+        everywhere = [noise] * self.trainer.world_size
+        if self.trainer.world_size > 1:
+            dist.all_gather_object(everywhere, noise)
         checkpoint["run"] = {
             "settings": self.run_settings,
             "records": [asdict(record) for record in self.records],
-            "loss": self._loss,
-            "noise": noise,
+            "part": (self._loss, self._examples),
+            "noise": everywhere,
             "penal_steps": schedule_steps(self.model),
         }
 
@@ -239,13 +271,21 @@ class Training(LightningModule):
         """Take over what :meth:`on_save_checkpoint` added."""
         state = checkpoint["run"]
         self.records = [Record(**record) for record in state["records"]]
-        self._loss, self._noise = state["loss"], state["noise"]
+        (self._loss, self._examples), self._noise = state["part"], state["noise"]
         restore_schedule_steps(self.model, state["penal_steps"])
+
+    def _total(self, *values: float) -> Sequence[float]:
+        """Sums over all processes, in float64."""
+        if self.trainer.world_size == 1:
+            return values
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return sums.tolist()
 
 
 class _Passes(Sampler[Tensor]):
-    """The examples of each batch of an epoch, from where Lightning's counters stand when the first
-    is asked for: a resumed run has set them then.
+    """The examples of this process in each pass of an epoch, from where Lightning's counters stand
+    when the first is asked for: a resumed run has set them then.
     """
 
     def __init__(self, run: Training) -> None:
@@ -255,8 +295,10 @@ class _Passes(Sampler[Tensor]):
         return math.ceil(self.run.size / self.run.batch_size)
 
     def __iter__(self) -> Iterator[Tensor]:
-        done = self.run.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        yield from self.run.rows(self.run.current_epoch).split(self.run.batch_size)[done:]
+        trainer = self.run.trainer
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        for rows in self.run.rows(self.run.current_epoch).split(self.run.batch_size)[done:]:
+            yield rows[trainer.global_rank :: trainer.world_size]
 
 
 def _loader(split: Any, batches: Any) -> DataLoader[Any]:
@@ -274,16 +316,25 @@ def lightning_trainer(
     bar: bool = False,
     callbacks: Sequence[Callback] = (),
     device: str = "cpu",
+    devices: int | None = None,
     precision: str = "32-true",
 ) -> Trainer:
-    """Return Lightning's trainer for a run; without one it shows whether device and precision are
-    there.
+    """Return Lightning's trainer for a run.
 
-    The folder gets ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
-    validation metric, and with ``tensorboard`` event files. With ``patience``, the run stops after
-    so many epochs without a lower validation metric, and takes the weights of the best epoch. A
-    progress bar (``bar``) goes to standard error. ``device`` and ``precision`` are Lightning's
-    names.
+    Args:
+        training: the run; ``None`` asks for device and precision alone.
+        folder: for ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
+            validation metric; ``None`` keeps no files.
+        patience: with a folder, stop after so many epochs without a lower validation metric, and
+            take the weights of the best epoch; ``None`` trains to the last epoch.
+        tensorboard: also write event files into the folder.
+        bar: show a progress bar, on standard error.
+        callbacks: further ones.
+        device: Lightning's name of an accelerator, such as ``cpu`` and ``cuda``.
+        devices: processes on this machine; ``None`` for those of ``torchrun``, or one. Gradients
+            and means are by examples: the run is that of one process, to rounding, but for noise
+            and batch norm.
+        precision: Lightning's name, such as ``64-true`` and ``bf16-mixed``.
 
     Raises:
         InputError: a name is unknown, a device is not there, a package is missing, or the folder
@@ -296,18 +347,24 @@ def lightning_trainer(
         if folder is not None:
             options = kept(training.monitored, Path(folder), patience, tensorboard)
         options |= {"max_epochs": training.epochs, "gradient_clip_val": training.clip}
+        options["accumulate_grad_batches"] = training.accumulate
     shown = [RichProgressBar(console_kwargs={"stderr": True})] if bar else []
     options["callbacks"] += [*callbacks, *shown]
+    here = devices or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     try:
         return Trainer(
             **options,
             accelerator=device,
-            devices=1,
+            devices=here,
+            num_nodes=nodes,
+            strategy="ddp" if here * nodes > 1 else "auto",
             precision=precision,  # type: ignore[arg-type]
             enable_checkpointing=folder is not None,
             enable_progress_bar=bar,
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            use_distributed_sampler=False,
             inference_mode=False,
         )
     except (MisconfigurationException, ValueError, RuntimeError) as error:
@@ -319,12 +376,19 @@ def lightning_trainer(
 
 
 def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None) -> list[Record]:
-    """Train to the last epoch, until patience is exhausted, or until a loss is not finite;
-    ``resume`` is a checkpoint to continue from. Return one record per epoch, those before an
-    interruption included.
+    """Train to the last epoch, until patience is exhausted, or until a loss is not finite.
+
+    Args:
+        training: the run.
+        trainer: :func:`lightning_trainer` of the run.
+        resume: a checkpoint to continue from.
+
+    Returns:
+        One record per epoch, those before an interruption included.
 
     Raises:
         InputError: the checkpoint cannot be read, or is that of a run with other settings.
+        UnsupportedError: another process of the run has died.
         KeyboardInterrupt: after Ctrl-C; checkpoints stay.
     """
     if resume is not None:
@@ -338,6 +402,11 @@ def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None)
         except DivergedError:
             training.diverged = True
         except RuntimeError as error:
+            if any(word in str(error) for word in LOST):
+                raise UnsupportedError(
+                    "Another process of this run has failed; the last checkpoint is complete: add"
+                    " --resume to continue."
+                ) from error
             # (rates, decay and tau are numbers of Python, which has a wider range than weights)
             if "without overflow" not in str(error):
                 raise

@@ -140,6 +140,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             folder=folder,
             callbacks=probes,
             device=trial.device,
+            devices=1,
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
         records = run_epochs(training, trainer, last)
