@@ -185,6 +185,14 @@ def reproduce(
         str, Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: Annotated[int, Option(min=1, help="Processes, each on one thread.")] = 1,
+    cluster: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESS",
+            help="Run on the workers of a Dask cluster: its scheduler's address, or its file.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[int | None, Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
     most_seeds: Annotated[
         int | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from .statements.page import in_words, with_tables
 from .statements.page import render as render_statements
 from .trial_cache import TRIALS, TrialCache, run_all
 from .up_to_date import up_to_date
+from .workers import connected
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -51,6 +53,7 @@ def run_reproduction(
     most_seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
+    cluster: str | None = None,
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the
     folder ``out``; or write one of :data:`PAGES`, which has no record.
@@ -64,6 +67,11 @@ def run_reproduction(
     expect_known("experiment", name, EXPERIMENTS)
     experiment = EXPERIMENTS[name]
     check_scale(experiment, scale, data)
+    if cluster is not None and (jobs > 1 or not experiment.trials):
+        raise InputError(
+            f"'{name}' with --jobs {jobs} found --cluster, whose workers take the place of"
+            " processes, expected an experiment with trials and no --jobs; leave one of them out."
+        )
     by_power = scale == "fetched" and seeds is None
     if most_seeds is not None and not by_power:
         raise InputError(
@@ -102,9 +110,10 @@ def run_reproduction(
             def done(trial: Any) -> None:
                 progress.update(bar, advance=1, description=trial.label)
 
-            return run_all(placed, cache, jobs, done)
+            return run_all(placed, cache, jobs, done, elsewhere)
 
-    record = experiment.run(replace(setting, run=run))
+    with connected(cluster) if cluster else nullcontext() as elsewhere:
+        record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")

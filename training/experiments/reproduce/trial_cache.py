@@ -6,9 +6,10 @@ import json
 import multiprocessing
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from .provenance import provenance, run_key
 FORMAT = 3
 # Where commands keep trials, in the folder in which they are started.
 TRIALS = Path("runs") / "trials"
+# torch has one random state per process: threads of a worker take turns
+_TURN = threading.Lock()
 
 
 class TrialCache:
@@ -141,9 +144,10 @@ def run_all(
     cache: TrialCache,
     jobs: int = 1,
     done: Callable[[Any], None] | None = None,
+    elsewhere: Executor | None = None,
 ) -> list[Any]:
-    """Run every trial that the cache does not know, in so many processes of one thread each, and
-    return all outcomes in order.
+    """Run every trial that the cache does not know, in so many processes of one thread each or
+    ``elsewhere``, and return all outcomes in order.
 
     Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
     progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
@@ -167,27 +171,39 @@ def run_all(
             unknown.append(trial)
         else:
             ended(trial)
-    for trial, record in _records(unknown, cache, jobs):
+    for trial, record in _records(unknown, cache, jobs, elsewhere):
         cache.keep(trial, record)
         ended(trial)
     return [found[trial] for trial in trials]
 
 
-def _records(trials: Sequence[Any], cache: TrialCache, jobs: int) -> Iterator[tuple[Any, Any]]:
+def _records(
+    trials: Sequence[Any], cache: TrialCache, jobs: int, elsewhere: Executor | None
+) -> Iterator[tuple[Any, Any]]:
     """Yield the record of each trial as it ends; with one process they run here, in turn."""
-    if jobs == 1 or not trials:
+    if (jobs == 1 and elsewhere is None) or not trials:
         for trial in trials:
             yield trial, cache.carry_out(trial)
         return
-    with processes(jobs) as pool:
-        futures = {pool.submit(run_here, trial, cache.folder): trial for trial in trials}
+    # (workers elsewhere have folders of their own)
+    folder = TRIALS if elsewhere else cache.folder
+    with nullcontext(elsewhere) if elsewhere else processes(jobs) as pool:
+        futures = {pool.submit(run_here, trial, trial.key, folder): trial for trial in trials}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def run_here(trial: Any, folder: Path | None) -> dict[str, Any]:
-    """The work of another process, which does not get the whole cache."""
-    return TrialCache(folder).carry_out(trial)
+def run_here(trial: Any, key: str, folder: Path | None) -> dict[str, Any]:
+    """The work of another process, which does not get the whole cache; ``key`` is the name of the
+    trial with the data of the machine that asks.
+    """
+    with _TURN:
+        if trial.key != key:
+            raise InputError(
+                f"A worker has other data for '{trial.task}' than the machine that asks; put the"
+                " same data on all machines."
+            )
+        return TrialCache(folder).carry_out(trial)
 
 
 @contextmanager
