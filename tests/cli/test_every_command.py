@@ -46,8 +46,7 @@ LINES = {
     "smooth": "{kit.py:good}",
     "diagnose": "{kit.py:good} --checkpoint {good.pt} --json <x.json>",
     "report": "{kit.py:good} --checkpoint {good.pt} -o <page.html> --json <page.json>",
-    "train": "digits-rows --config {run.toml} --out <run> --json <t.json>",
-    "sweep": "digits-rows --out <sweep>",
+    "train": "digits-rows --out <run> --json <t.json>",
     "reproduce": "toy --out <again>",
     "demo": "--out <demo>",
     "data list": "",
@@ -78,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_file(model.state_dict(), "good.safetensors")
     torch.save(model.state_dict(), "good.pt")
     Path("proof.json").write_text(json.dumps(ps.proof(ps.trace(model, x).skeleton())))
-    for suffix in ("safetensors", "pt", "npy", "json", "toml", "py"):
+    for suffix in ("safetensors", "pt", "npy", "json", "py"):
         Path(f"noise.{suffix}").write_bytes(b"\x93\xa7" + os.urandom(300))
     Path("folder").mkdir()
     Path("file").touch()

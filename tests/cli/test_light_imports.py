@@ -41,7 +41,7 @@ def test_packages_import_nothing_heavy(package: str) -> None:
         ("train --help", ""),
         ("verfy", "No such command 'verfy' (did you mean 'verify'?)"),
         ("train digit-rows", "There is no task 'digit-rows' (did you mean digits-rows"),
-        ("sweep ptbb", "There is no task 'ptbb' (did you mean ptb?)"),
+        ("train ptbb", "There is no task 'ptbb' (did you mean ptb?)"),
         ("reproduce rce", "There is no experiment 'rce' (did you mean race?)"),
         ("data fetch bibel", "There is no data set 'bibel' (did you mean bible?)"),
     ],

@@ -47,7 +47,7 @@ import sys, time
 from pathlib import Path
 from types import ModuleType
 
-def run_here(trial, key, **_):
+def run_here(trial, key, folder):
     Path("begun").touch()
     time.sleep(1000)
 
@@ -185,13 +185,12 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first, second = run_here(SMALL, SMALL.key), run_here(SMALL, SMALL.key)
-    assert first is not None
+    first, second = (run_here(SMALL, SMALL.key, TRIALS) for _ in range(2))
     assert first == second and same(Outcome.from_dict(first["outcome"]), run_trial(SMALL))
     with pytest.raises(
         InputError, match="A worker has other data for 'digits-rows' than the machine that asks"
     ):
-        run_here(SMALL, "other")
+        run_here(SMALL, "other", TRIALS)
 
 
 def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,11 +209,11 @@ def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (("race", "--cluster", "scheduler.json"), "No Dask scheduler answers at 'scheduler.json'"),
         (
             ("toy", "--cluster", "tcp://127.0.0.1:1"),
-            "'toy' has no trials for --cluster; leave it out, or take one of: race,",
+            "'toy' with --jobs 1 found --cluster",
         ),
         (
             ("race", "--cluster", "tcp://127.0.0.1:1", "--jobs", 2),
-            "--jobs 2 asks for processes here, --cluster for",
+            "'race' with --jobs 2 found --cluster",
         ),
     ):
         result = call("reproduce", *words)

@@ -185,7 +185,7 @@ def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(InputError, match="run 'pathspace data fetch catalogues' once"):
         load_task("catalogues")
-    with pytest.raises(InputError, match="Task 'catalogues' found no folder"):
+    with pytest.raises(InputError, match="contain 0 short messages"):
         load_task("catalogues", data=str(tmp_path / "nowhere"))
     messages = {"": "Content-Type: text/plain; charset=UTF-8\n"}
     messages |= {f"menu\4_file {i}": f"Datei {i}" for i in range(30)}

@@ -23,12 +23,11 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_run,
     leaderboard_tasks,
 )
-from pathspace.training.experiments.reproduce.leaderboard_contest import (
+from pathspace.training.experiments.reproduce.leaderboard import (
     Entry,
     asked,
     cases,
     contest,
-    priority,
 )
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
@@ -187,16 +186,10 @@ def test_a_run_that_failed_counts_as_a_guess() -> None:
     assert entry.losses == [0.5, math.log(10), math.log(10)]
 
 
-def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
+def test_cases_leave_nothing_out() -> None:
     found = list(cases())
     whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
-    assert len(found) == len(set(found)) == whole
-    first = [case for case in found if priority(case) == 0]
-    assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {
-        "AdamW",
-        "gauge-fixed AdamW",
-    }
-    assert asked() == {case for case in found if priority(case) <= 1}
+    assert len(found) == len(set(found)) == whole and asked() < {*found}
     assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {
         scale: set(TASKS) for scale in BATCH
     }
@@ -245,13 +238,10 @@ def test_the_record_counts_failures_and_compares_pairs(
     told = dict(zip(columns, first, strict=True))
     assert told["within AdamW's interval or better"] == told["as from the default start"] == "yes"
     assert told["scrambling hurts AdamW"] == told["gauge-fixed lower when scrambled"] == "yes"
-    # later, when no time is left, the journal knows the same
+    # the journal knows the same
     monkeypatch.setattr(leaderboard_run, "carry_out", lambda run: pytest.fail("run again"))
-    late = partial(run_all, cache=TrialCache(None, journal), until=0.0)
-    late = leaderboard.run(quick(run=late))
+    late = leaderboard.run(quick(run=partial(run_all, cache=TrialCache(None, journal))))
     assert late.claims == found.claims and late.ours == found.ours
-    none = leaderboard.run(quick(run=lambda runs: [None] * len(runs)))
-    assert not none.ours.rows and any("Not run: SGD, AdamW" in line for line in none.differs)
 
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,11 +283,9 @@ def test_committed_runs_are_known_by_their_settings_and_their_data(
     monkeypatch.setattr(leaderboard_run, "run_data", lambda *task: told[task])
     cache = TrialCache(None, folder / "optimizers.jsonl")
     assert all(cache.find(Run(**line["run"])) is not None for line in lines)
-    run = partial(run_all, cache=cache, until=0.0)
-    most = 60
-    found = leaderboard.run(
-        quick(run=run, scale="fetched", shrink=1, by_power=True, most_seeds=most)
-    )
+    monkeypatch.setattr(leaderboard_run, "carry_out", lambda run: pytest.fail("run again"))
+    run = partial(run_all, cache=cache)
+    found = leaderboard.run(quick(run=run, scale="fetched", shrink=1, by_power=True, most_seeds=60))
     recorded = Record.read(folder / "optimizers.json")
     assert replace(found, versions={}).ours == recorded.ours
     assert found.claims == recorded.claims and together(cache.origins) == recorded.versions
@@ -309,10 +297,9 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     alone = run_all(runs, TrialCache(None))
     both = run_all(runs, TrialCache(None, journal), jobs=2)
-    known = run_all(runs, TrialCache(None, journal), until=0.0)
+    known = run_all(runs, TrialCache(None, journal))
     tests = [[one.test for one in found] for found in (alone, both, known)]
     assert tests[0] == tests[1] == tests[2]
-    assert run_all([replace(QUICK, seed=9)], TrialCache(None), until=0.0) == [None]
 
 
 @pytest.mark.slow
@@ -365,6 +352,6 @@ def test_lines_of_older_journals_say_before_them_what_computed_them(tmp_path: Pa
     lines[2:2] = [{"computed": places[1]}]
     append_lines(path, [{"computed": places[0]}, *lines])
     cache = TrialCache(None, path)
-    found = run_all(runs, cache, until=0.0)
+    found = run_all(runs, cache)
     assert [one.valid for one in found] == [1.0] * 3 and math.isnan(found[0].test)
     assert together(cache.origins) == {"commit": "a", "processor": "P, Q"}

@@ -122,7 +122,7 @@ def test_every_setting_of_a_trial_reaches_what_is_built(data: Path) -> None:
     assert {field.name for field in fields(Trial)} == {
         *("task", "options", "optimizer", "lr", "epochs", "batch_size", "init", "tau", "schedule"),
         *("clip", "decay", "augment", "betas", "eps", "device"),
-        # seeds are counted, the rule and the precision stand with the start and the computer, and
+        # seeds are counted, the rule stands with the start, and
         # looking on changes nothing
-        *("seed", "rule", "precision", "test", "efficiency"),
+        *("seed", "rule", "test", "efficiency"),
     }

@@ -215,9 +215,9 @@ def test_photographs_stay_on_the_disk_and_are_trained_on(tmp_path: Path) -> None
     [
         ("val-images.npy", None, r"val-images\.npy"),
         ("train-images.npy", np.zeros((3, 3, 32, 32), np.uint8), r"expected uint8 of shape"),
-        ("train-labels.npy", np.zeros(2, np.int64), r"for each of 3 images"),
+        ("train-labels.npy", np.zeros(2, np.int64), r"and N classes from 0"),
         ("val-labels.npy", np.full(3, 1000), r"from 0 to 999"),
-        ("val-labels.npy", b"no array", r"is not an array of numpy"),
+        ("val-labels.npy", b"no array", r"are not arrays of numpy"),
     ],
 )
 def test_photographs_that_do_not_fit_are_refused_in_one_sentence(

@@ -44,8 +44,7 @@ from pathspace.training.experiments.reproduce.recipes.compare import (
     FASHION_IMAGES,
     training_images,
 )
-from pathspace.training.experiments.reproduce.recipes.full import full_arm
-from pathspace.training.experiments.reproduce.recipes.recognise import KNOWN, found_in
+from pathspace.training.experiments.reproduce.recipes.full import KNOWN, found_in, full_arm
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.tuning import measure
@@ -199,7 +198,6 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "augment": ("crop-flip", "augmentation"),
     "betas": ((0.9, 0.98), "betas"),
     "eps": (1e-9, "eps"),
-    "precision": ("bf16-mixed", "device"),
 }
 
 
@@ -334,7 +332,7 @@ def test_other_data_in_the_format_of_the_papers_is_listed(
 ) -> None:
     """Files of MNIST's format are those of MNIST, of Fashion-MNIST, or unknown."""
     write_mnist(tmp_path, packed=True)
-    arms = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
+    arms, _ = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
     place = "sMNIST-28", "SGD"
     pairs = [(table_cells("path-space-table-1")[place], arms[place])]
 
@@ -381,7 +379,7 @@ def test_cells_that_cannot_be_trained_say_why() -> None:
 def test_what_holds_for_all_contenders_is_listed_once() -> None:
     cells, arms = (
         table_cells("path-space-table-1"),
-        full_arms("path-space-table-1", replace(SETTING, shrink=100)),
+        full_arms("path-space-table-1", replace(SETTING, shrink=100))[0],
     )
     assert arms.keys() == cells.keys()
     lines = listed(

@@ -21,9 +21,13 @@ from pathspace.training.experiments.reproduce.statements import (
     load_statements,
     render,
 )
-from pathspace.training.experiments.reproduce.statements.errata import with_tables
-from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
-from pathspace.training.experiments.reproduce.statements.registry import Kind, Verdict
+from pathspace.training.experiments.reproduce.statements.evidence import (
+    OF_CLAIMS,
+    RULES,
+    Kind,
+    Verdict,
+)
+from pathspace.training.experiments.reproduce.statements.page import with_tables
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "reproduction"
@@ -298,5 +302,5 @@ def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     console = Console(record=True, width=200)
     run_reproduction("claims", console, out="records")
-    assert "P-theorem-2-stacks" in console.export_text()
+    assert "Wrote claims.md: " in console.export_text()
     assert "**P-theorem-2-stacks**" in (tmp_path / "claims.md").read_text()

@@ -38,15 +38,15 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "report.html",
     }
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "pathspace train digits-rows" in text and "1 2 3" in text and "fails" not in text
+    assert "pathspace train digits-rows" in text and "fails" not in text
+    assert text.count("all theorems that apply hold") == len(titles)
 
 
 @pytest.mark.slow
 def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    absent = ("Missing", "a model", demo.residual, "a_package_that_nobody_has")
+    absent = ("Missing", "a model", demo.residual_cnn, "a_package_that_nobody_has")
     monkeypatch.setattr(demo, "MODELS", (absent, *demo.MODELS[2:]))
     monkeypatch.setattr(demo, "rescue", lambda *_: None)
-    monkeypatch.setattr(demo, "write_report", lambda *_: None)
     console = Console(width=120, file=io.StringIO())
     assert demo.run_demo(tmp_path, console=console)
     assert "Missing, a model, is left out: pip install 'pathspace[demo]'" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -59,7 +59,7 @@ def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
     )
     ps.rescale_(model, ps.trace(model, torch.randn(2, 8)), torch.randn(64))
     console = Console(width=120, file=io.StringIO())
-    demo.rescale_and_round("net", (model, (torch.randn(256, 8),), {}), console)
+    demo.rescale_and_round("net", (model, (torch.randn(256, 8),)), console)
     rows = [line.split() for line in console.file.getvalue().splitlines() if " dB" in line]  # type: ignore[attr-defined]
     sizes, changes, decibels = (
         [float(row[place].replace(",", "")) for row in rows] for place in (-6, -5, -4)

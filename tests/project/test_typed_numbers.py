@@ -13,8 +13,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from pathspace.training.experiments.json_lines import read_lines
-from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.page_figures import figures, reported
+from pathspace.training.experiments.reproduce.page import figures, render, reported
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.record import Record, texts
 from pathspace.training.experiments.reproduce.statements import load_statements

@@ -95,9 +95,9 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     "rescale, phi": (with_graph(lambda g, v: ps.rescale_(MODEL, g, v)), (1, None, *REAL)),
     "Training, epochs": (trained("epochs"), (None, *COUNT)),
     "Training, batch_size": (trained("batch_size"), (None, *COUNT)),
-    "Training, accumulate": (trained("accumulate"), (None, *COUNT)),
     "Training, clip": (trained("clip"), POSITIVE),
     "Training, seed": (trained("seed"), (None, *WHOLE)),
+    "Training, accumulate": (trained("accumulate"), (None, *COUNT)),
     "cost, repeats": (lambda v: diagnostics.cost(MODEL, X, repeats=v), (None, *WHOLE)),
     "degeneracy, tolerance": (
         lambda v: diagnostics.degeneracy(MODEL, X, tolerance=v),

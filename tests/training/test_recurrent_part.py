@@ -13,7 +13,7 @@ import pathspace as ps
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.training import GSGD
 from pathspace.training.experiments.models import ReluRNN
-from pathspace.training.experiments.models.language import StackedReluLM
+from pathspace.training.experiments.models.recurrent import StackedReluLM
 from pathspace.training.experiments.recurrent_part import (
     RecurrentPart,
     recurrent_gsgd,

@@ -69,7 +69,6 @@ def test_model_has_no_biases_and_the_width_asked_for() -> None:
     [
         ("mnist", {}, "no task 'mnist'"),
         ("digits-rows", {"depth": 3}, "no option 'depth'"),
-        ("digits-rows", {"hidden": 0}, "hidden = 0"),
     ],
 )
 def test_wrong_names_are_told_in_one_sentence(

@@ -30,8 +30,8 @@ def lora_plus(pairs: Pairs, lr: float, ratio: float = 16.0) -> AdamW:
 
 
 class LoRARite(Optimizer):
-    r"""Matrix preconditioning that does not depend on the factorisation of an
-    adapter's product (LoRA-RITE).
+    """Matrix preconditioning of the pairs ``(up, down)`` of adapters that does not depend on the
+    factorisation of their product (LoRA-RITE).
 
     For a factor ``A`` with partner ``B``, ``Z = A B^T``, and ``B = U R`` (QR)::
 
@@ -43,23 +43,10 @@ class LoRARite(Optimizer):
         M <- b1 M P^T + (1 - b1) S
         A <- A - lr M R^-T
 
-    Both factors step from the same values, so that ``Z`` does not see invertible ``G`` in ``A
-    G``, ``B G^-T``. Moving averages stand in place of the paper's sums, with Adam's correction
-    for their start, as in the authors' code. A partner of 0 has the pseudo-inverse 0 for
-    ``R^-1``: the factor waits.
-
-    Args:
-        pairs: ``(up, down)`` of every adapter.
-        lr: learning rate.
-        betas: decay rates of both moments.
-
-    Example:
-        >>> up, down = (torch.nn.Parameter(torch.ones(*size)) for size in ((3, 1), (1, 2)))
-        >>> optimizer = LoRARite([(up, down)], lr=0.1)
-        >>> (up @ down).sum().backward()
-        >>> optimizer.step()
-        >>> bool(((up @ down) < 1).all())
-        True
+    Both factors step from the same values, so that ``Z`` does not see invertible ``G`` in ``A G``,
+    ``B G^-T``. Moving averages stand in place of the paper's sums, with Adam's correction for their
+    start, as in the authors' code. A partner of 0 has the pseudo-inverse 0 for ``R^-1``: the factor
+    waits.
 
     Reference:
         Yen et al., LoRA Done RITE: Robust Invariant Transformation Equilibration for LoRA
@@ -96,19 +83,12 @@ class LoRARite(Optimizer):
         basis, size = torch.linalg.qr(partner)
         inverse = torch.linalg.pinv(size)
         if not state:
-            rank = len(size)
-            state.update(
-                basis=basis, second=grad.new_zeros(rank, rank), lost=grad.new_zeros(()), steps=0
-            )
-            state["first"] = torch.zeros_like(grad)
+            state |= {"basis": basis, "steps": 0, "first": torch.zeros_like(grad)}
+            state |= {"second": torch.zeros_like(size), "lost": grad.new_zeros(())}
         own, turn = grad @ inverse, basis.T @ state["basis"]
         turned = turn @ state["second"] @ turn.T
-        gone = (
-            (torch.linalg.eigvalsh(state["second"]) - torch.linalg.eigvalsh(turned))
-            .max()
-            .clamp(min=0)
-        )
-        state["lost"] = betas[1] * (state["lost"] + gone)
+        before, after = map(torch.linalg.eigvalsh, (state["second"], turned))
+        state["lost"] = betas[1] * (state["lost"] + (before - after).max().clamp(min=0))
         state["second"] = betas[1] * turned + (1 - betas[1]) * own.T @ own
         state["steps"] += 1
         one, two = (1 - beta ** state["steps"] for beta in betas)
@@ -118,10 +98,8 @@ class LoRARite(Optimizer):
         # largest one are not a gradient
         some = values > values.max() * torch.finfo(grad.dtype).eps * len(values)
         roots = torch.where(some, values, torch.inf).rsqrt()
-        state["first"] = (
-            betas[0] * state["first"] @ turn.T
-            + (1 - betas[0]) * own @ (vectors * roots) @ vectors.T
-        )
+        scaled = own @ (vectors * roots) @ vectors.T
+        state["first"] = betas[0] * state["first"] @ turn.T + (1 - betas[0]) * scaled
         state["basis"] = basis
         change: Tensor = state["first"] / one @ inverse.T
         return change

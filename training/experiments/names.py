@@ -35,11 +35,7 @@ EXPERIMENTS = (*texts(), *PAGES)
 
 
 def expect_packages() -> None:
-    """Check that the packages are there that only the laboratory needs.
-
-    Example:
-        >>> expect_packages()
-    """
+    """Check that the packages are there that only the laboratory needs."""
     for name in ("filelock", "lightning", "sklearn"):
         if find_spec(name) is None:
             raise InputError(
@@ -48,12 +44,7 @@ def expect_packages() -> None:
 
 
 def known_task(name: str) -> str:
-    """Check the name of a task on the command line.
-
-    Example:
-        >>> known_task("digits-rows")
-        'digits-rows'
-    """
+    """Check the name of a task on the command line."""
     expect_packages()
     # (once the registry is imported, it decides itself, because it may have tasks of the user)
     if "pathspace.training.experiments.task" not in sys.modules:
@@ -62,25 +53,14 @@ def known_task(name: str) -> str:
 
 
 def known_experiment(name: str) -> str:
-    """Check the name of an experiment on the command line.
-
-    Example:
-        >>> known_experiment("race")
-        'race'
-    """
+    """Check the name of an experiment on the command line."""
     expect_packages()
     expect_known("experiment", name, EXPERIMENTS)
     return name
 
 
 def experiments_help() -> str:
-    """Return the experiments in a sentence, with what they are and their minutes, as
-    ``experiments.toml`` gives them.
-
-    Example:
-        >>> "toy (28 parameters: plain, skip, penal connection; 2)" in experiments_help()
-        True
-    """
+    """Return the experiments in a sentence, with what they are and their minutes."""
     return ", ".join(
         f"{name} ({one['summary']}; {one['minutes']})" for name, one in texts().items()
     )

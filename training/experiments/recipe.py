@@ -30,14 +30,8 @@ UNFIT = ("LBFGS", "SparseAdam")
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer that users choose by name.
-
-    Args:
-        make: (model, learning rate, skeleton, example inputs) -> optimizer.
-        lr: default learning rate.
-        init: default starting point.
-        decay: default weight decay; ``None`` for an optimizer that has none.
-        needs_skeleton: whether it takes a skeleton.
+    """An optimizer that users choose by name: what makes it from model, learning rate, skeleton and
+    example inputs; default rate and start; default weight decay, ``None`` where it has none.
     """
 
     make: Callable[[nn.Module, float, Skeleton | None, tuple[Tensor, ...]], torch.optim.Optimizer]
@@ -114,17 +108,8 @@ class Recipe:
     weight to +1 or -1, so that every multiplier is 1. It changes the initial function, so a fair
     comparison starts other optimizers there, too.
 
-    Args:
-        optimizer: a name that :func:`optimizer_kind` knows.
-        lr: learning rate; ``None`` takes the optimizer's own default.
-        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those
-            of the skeleton to +-1; ``None`` takes the optimizer's own default.
-        rule: the rule of the skeleton.
-        seed: of the model, and of the skeleton of the rule ``"random"``.
-        decay: of weights, or of path values for optimizers on those; ``None`` takes the
-            optimizer's own default, 0 for all but torch's AdamW and Muon.
-        betas: decay rates of the two moments of Adam and its kin; ``None`` takes its own.
-        eps: what they add to the root of the second moment; ``None`` takes its own.
+    ``None`` takes the optimizer's own default. ``decay`` is of path values for optimizers on those;
+    ``seed`` is of the model, and of the skeleton of the rule ``"random"``.
 
     Raises:
         InputError: a name is unknown, a number out of range, or the optimizer has no weight decay.
@@ -169,9 +154,7 @@ class Recipe:
         return optimizer_kind(self.optimizer).needs_skeleton or self.init == "unit-skeleton"
 
     def settings(self) -> dict[str, Any]:
-        """Return the plain values that identify a run of this recipe, without those that have no
-        effect.
-        """
+        """Return the plain values that identify a run, without those that have no effect."""
         used = {"rule": self.needs_skeleton, "decay": bool(self.decay)}
         used |= {"betas": self.betas is not None, "eps": self.eps is not None}
         return {k: v for k, v in asdict(self).items() if used.get(k, True)}
@@ -192,14 +175,14 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
     kind = optimizer_kind(recipe.optimizer)
     optimizer = kind.make(model, float(recipe.lr or kind.lr), skeleton, task.example_inputs())
     given = {"betas": recipe.betas, "eps": recipe.eps}
+    given = {name: value for name, value in given.items() if value is not None}
     for group in optimizer.param_groups:
         if "weight_decay" in group:
             group["weight_decay"] = recipe.decay
-        for name, value in given.items():
-            if value is not None and name not in group:
-                raise InputError(
-                    f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
-                    " another, such as adam."
-                )
-        group.update({name: value for name, value in given.items() if value is not None})
+        for name in given.keys() - group.keys():
+            raise InputError(
+                f"The optimizer {recipe.optimizer} has no {name}; leave it out, or choose"
+                " another, such as adam."
+            )
+        group.update(given)
     return model, optimizer

@@ -20,14 +20,11 @@ from ..path_sgd import PathSGD
 
 
 class RecurrentPart(nn.Module):
-    """The recurrent layers of a model as a network of their own, from the inputs of
-    all steps to all outputs.
-
-    Args:
-        model: has one stack of recurrent layers (``nn.RNN``).
+    """The recurrent layers of a model, one stack of ``nn.RNN``, as a network of their own, from the
+    inputs of all steps to all outputs.
 
     Raises:
-        InputError: it has none, or several.
+        InputError: the model has no such layers, or several.
         UnsupportedError: it is an LSTM, a GRU or a tanh network, whose units have no free scales.
     """
 

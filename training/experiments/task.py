@@ -18,19 +18,7 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Split:
-    """One part of the data of a task.
-
-    Args:
-        inputs: shape (N, ...), one example per row.
-        targets: shape (N, ...), row i belongs to row i of ``inputs``.
-
-    Raises:
-        InputError: the two have different numbers of rows.
-
-    Example:
-        >>> len(Split(torch.zeros(3, 2), torch.zeros(3)))
-        3
-    """
+    """One part of the data of a task: inputs of shape (N, ...), and a target for each."""
 
     inputs: Tensor
     targets: Tensor
@@ -56,24 +44,10 @@ class Split:
 class Task:
     """A learning problem: data, model, loss and metric.
 
-    Args:
-        name: its name.
-        description: one sentence with the sizes of the three splits.
-        train: examples for gradients.
-        valid: examples for the choice of settings, never for gradients.
-        test: examples for a single evaluation after all choices.
-        make_model: seed -> a newly initialised model; the same seed always gives the same weights.
-        loss: (outputs, targets) -> scalar tensor, a mean over the batch.
-        metric: (outputs, targets) -> scalar tensor, a mean over the batch; lower is better.
-        metric_name: the name of the metric in tables and file headers.
-        hopeless: a run with a final validation metric above this counts as failed.
-        metric_format: the format of a value of the metric, for Python's ``format``.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> task = load_task("digits-rows", hidden=4)
-        >>> task.make_model(0)(task.train.inputs[:2]).shape
-        torch.Size([2, 10])
+    The validation split chooses settings and gives no gradients; the test split is evaluated once,
+    after all choices. ``make_model`` maps a seed to a newly initialised model, always the same.
+    ``loss`` and ``metric`` map outputs and targets to a mean over the batch; a lower metric is
+    better, and a run with a final validation metric above ``hopeless`` counts as failed.
     """
 
     name: str
@@ -86,7 +60,6 @@ class Task:
     metric: Callable[[Tensor, Tensor], Tensor]
     metric_name: str
     hopeless: float
-    metric_format: str = ".2%"
 
     @classmethod
     def of(cls, name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:
@@ -107,11 +80,7 @@ _BUILDERS: dict[str, Callable[..., Task]] = {}
 
 
 def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
-    """Return a decorator that registers what builds a task under a name.
-
-    Args:
-        name: the name; an existing builder with this name is replaced.
-    """
+    """Return a decorator that registers what builds a task, in place of an existing one."""
 
     def remember(builder: Callable[..., Task]) -> Callable[..., Task]:
         _BUILDERS[name] = builder
@@ -133,23 +102,7 @@ def task_options(name: str) -> dict[str, Any]:
 
 
 def load_task(name: str, **options: Any) -> Task:
-    """Build the task of this name.
-
-    Args:
-        name: one of :func:`task_names`.
-        **options: options of that task, such as ``hidden=100``.
-
-    Returns:
-        The task, its data loaded.
-
-    Raises:
-        InputError: no task has this name, or the task has no such option.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> load_task("digits-rows").train.inputs.shape
-        torch.Size([1197, 8, 8])
-    """
+    """Build the task of this name, with options of its own, such as ``hidden=100``."""
     known = task_options(name)
     for option in options:
         if option not in known:
@@ -178,10 +131,5 @@ def classes_task(name: str, what: str, parts: Sequence[Split], items: str, **mor
 
 
 def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``.
-
-    Example:
-        >>> error_rate(torch.eye(4), torch.tensor([0, 1, 2, 0]))
-        tensor(0.2500)
-    """
+    """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``."""
     return (outputs.argmax(dim=1) != targets).float().mean()

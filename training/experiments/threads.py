@@ -10,9 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context with one thread, on which small matrices are faster and results do not
-    depend on the number of cores.
-    """
+    """A context with one thread: faster for small matrices, and the same everywhere."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

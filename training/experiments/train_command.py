@@ -17,8 +17,8 @@ from pathspace.files.writing import ensure_writable, write_text
 
 from ..penal import penalise_
 from .augment import augmentation
-from .config import write_config
 from .recipe import Recipe, prepare
+from .reproduce.provenance import versions
 from .run_folder import LAST
 from .schedules import schedule
 from .tasks import Task, load_task
@@ -71,18 +71,14 @@ def run_training(options: SimpleNamespace, console: Console) -> bool:
             return False
         score = None if training.diverged else score_split(training, task.test)
     if trainer.is_global_zero:
-        # every option with its value, but for files and for what a new run would not need
-        where = dict.fromkeys(("out", "json", "config", "resume", "overwrite"))
-        chosen = {"lr": recipe.lr, "init": recipe.init, "decay": recipe.decay}
-        chosen |= {"devices": trainer.world_size, **where}
-        write_config(folder / "configuration.toml", {**vars(options), **chosen})
         result = _result(training, score, options.patience is not None)
         result["files"] = [str(path) for path in sorted(folder.iterdir())]
         for each in watched:
             seen = each.watch
             result["diagnostics"] = {"rows": len(seen.rows), "seconds": seen.seconds}
             result["diagnostics"] |= {"causes": [*map(str, seen.causes)], "notes": seen.notes}
-        write_text(json.dumps(result, indent=2), options.json)
+        for path in (str(folder / "result.json"), options.json):
+            write_text(json.dumps(result, indent=2), path)
         console.print(_table(task, result))
     return True
 
@@ -134,40 +130,28 @@ def _prepare(folder: Path, options: SimpleNamespace) -> None:
 
 def _result(training: Training, score: Score | None, best: bool) -> dict[str, Any]:
     records, name = training.records, training.task.metric_name
-    shown = None
-    if records and not training.diverged:
-        # (of equal ones the first, as its weights were kept)
-        shown = min(records, key=lambda record: record.valid_metric) if best else records[-1]
-    return {
+    result = {
         "settings": {**training.run_settings, "epochs": training.epochs},
         "epochs_done": len(records),
-        "epoch_of_weights": shown.epoch if shown else None,
         "diverged": training.diverged,
-        "train_loss": shown.train_loss if shown else None,
-        "valid_loss": shown.valid_loss if shown else None,
-        f"valid_{name}": shown.valid_metric if shown else None,
-        "test_loss": score.loss if score else None,
-        f"test_{name}": score.metric if score else None,
         "seconds": records[-1].seconds if records else 0.0,
+        "versions": versions(),
     }
+    if records and score is not None:
+        # (of equal ones the first, as its weights were kept)
+        shown = min(records, key=lambda record: record.valid_metric) if best else records[-1]
+        result |= {"epoch_of_weights": shown.epoch, "train_loss": shown.train_loss}
+        result |= {"valid_loss": shown.valid_loss, f"valid_{name}": shown.valid_metric}
+        result |= {"test_loss": score.loss, f"test_{name}": score.metric}
+    return result
 
 
 def _table(task: Task, result: Mapping[str, Any]) -> Table:
     """Return what the JSON tells, as a table."""
-    settings = result["settings"]
-    title = f"{task.name} with {settings['optimizer']}"
+    title = f"{task.name} with {result['settings']['optimizer']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_row("task", task.description)
     for key, value in result.items():
-        text = str(value)
-        if key.endswith(task.metric_name) and value is not None:
-            text = format(value, task.metric_format)
-        elif isinstance(value, float):
-            text = f"{value:.4g}"
-        elif isinstance(value, dict):
-            text = ", ".join(f"{name} {each}" for name, each in value.items())
-        elif isinstance(value, list):
-            text = ", ".join(value)
-        if value is not None:
-            table.add_row(key.replace("_", " "), text)
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(key.replace("_", " "), text)
     return table

@@ -1,6 +1,4 @@
-"""A convolutional network with identity skips, which give a channel the
-same scale in all blocks.
-"""
+"""Two small networks with identity skips, which give a unit the same scale in all blocks."""
 
 from __future__ import annotations
 
@@ -9,16 +7,7 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """``x + V relu(U x)`` with 3 x 3 convolutions ``U`` and ``V``.
-
-    Args:
-        width: channels of the residual stream.
-        inner: channels between the two convolutions.
-
-    Example:
-        >>> ResidualBlock(4, 6)(torch.zeros(1, 4, 5, 5)).shape
-        torch.Size([1, 4, 5, 5])
-    """
+    """``x + V relu(U x)`` with 3 x 3 convolutions ``U`` and ``V``, ``inner`` channels between."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -32,19 +21,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualCNN(nn.Module):
-    """A stem, residual blocks, global average pooling and a linear read-out.
-
-    Args:
-        channels: channels of the input images.
-        width: channels of the residual stream.
-        inner: channels inside the blocks.
-        outputs: scores per image.
-        blocks: residual blocks.
-
-    Example:
-        >>> ResidualCNN()(torch.zeros(2, 3, 8, 8)).shape
-        torch.Size([2, 4])
-    """
+    """A stem, residual blocks, global average pooling and a linear read-out."""
 
     def __init__(
         self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2
@@ -58,4 +35,31 @@ class ResidualCNN(nn.Module):
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
         stream = self.blocks(torch.relu(self.stem(images)))
         result: Tensor = self.readout(torch.relu(stream).mean(dim=(2, 3)))
+        return result
+
+
+class Toy(nn.Module):
+    """``y = w relu(x_2)``, ``x_2 = x_1 + B relu(x_1)``, ``x_1 = A x``: three linear layers 2-4-4-1
+    without biases, 8 + 16 + 4 = 28 parameters; without ``skip``, ``x_2 = B relu(x_1)``.
+
+    The paper fixes the number of layers and of parameters but not the widths. This is the one
+    choice whose middle layer can carry an identity skip.
+
+    Reference:
+        Rethinking skip connection model as a learnable Markov chain, Figure 2(b).
+    """
+
+    def __init__(self, skip: bool = True) -> None:
+        super().__init__()
+        self.enter = nn.Linear(2, 4, bias=False)
+        self.middle = nn.Linear(4, 4, bias=False)
+        self.leave = nn.Linear(4, 1, bias=False)
+        self.skip = skip
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Map points of shape (B, 2) to values of shape (B, 1)."""
+        state = self.enter(points)
+        branch = self.middle(torch.relu(state))
+        state = state + branch if self.skip else branch
+        result: Tensor = self.leave(torch.relu(state))
         return result

@@ -11,11 +11,7 @@ STAGE, HEAD = 2, 32
 
 
 class Scores(nn.Module):
-    """A classifier of transformers, from images to scores alone.
-
-    Args:
-        classifier: the model.
-    """
+    """A classifier of transformers, from images to scores alone."""
 
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()

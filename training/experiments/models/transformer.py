@@ -10,12 +10,8 @@ from torch.nn import functional
 
 
 class TransformerBlock(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``.
-
-    Args:
-        width: features.
-        heads: heads of the attention.
-        causal: whether positions see only those before them.
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; ``causal``: positions see only those
+    before them.
     """
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
@@ -41,20 +37,8 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, a class token, blocks, and a linear read-out of the class token.
-
-    Args:
-        size: height and width of the images.
-        patch: height and width of a patch.
-        channels: channels of the images.
-        width: features.
-        heads: heads of the attention.
-        layers: blocks.
-        outputs: scores per image.
-
-    Example:
-        >>> VisionTransformer(size=8, patch=2, width=16)(torch.zeros(2, 1, 8, 8)).shape
-        torch.Size([2, 10])
+    """Patches, a class token, blocks, and a linear read-out of the class token; ``size`` and
+    ``patch`` are heights and widths.
     """
 
     def __init__(
@@ -85,29 +69,16 @@ class VisionTransformer(nn.Module):
 
 
 class CharacterGPT(nn.Module):
-    """Embeddings of characters and positions, causal blocks, and scores for the next
-    character at every position.
-
-    Args:
-        characters: how many there are.
-        length: longest text.
-        width: features.
-        heads: heads of the attention.
-        layers: blocks.
-
-    Example:
-        >>> CharacterGPT(characters=30, length=16)(torch.zeros(2, 16, dtype=torch.int64)).shape
-        torch.Size([2, 16, 30])
+    """Embeddings of characters and positions, causal blocks, and scores for the next character at
+    every position, of which there are at most ``length``.
     """
 
     def __init__(
         self, characters: int, length: int, width: int = 32, heads: int = 2, layers: int = 2
     ) -> None:
         super().__init__()
-        self.characters, self.positions = (
-            nn.Embedding(characters, width),
-            nn.Embedding(length, width),
-        )
+        self.characters = nn.Embedding(characters, width)
+        self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(
             *(TransformerBlock(width, heads, causal=True) for _ in range(layers))
         )
@@ -116,10 +87,6 @@ class CharacterGPT(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Map numbers of characters, (B, T), to scores, (B, T, characters)."""
         places = torch.arange(text.shape[1], device=text.device)
-        result: Tensor = self.readout(
-            self.norm(self.blocks(self.characters(text) + self.positions(places)))
-        )
+        stream = self.blocks(self.characters(text) + self.positions(places))
+        result: Tensor = self.readout(self.norm(stream))
         return result
-
-
-__all__ = ["CharacterGPT", "TransformerBlock", "VisionTransformer"]

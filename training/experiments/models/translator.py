@@ -10,15 +10,11 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and
-    cosines, shape (length, width).
+    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length,
+    width).
 
     Reference:
         Vaswani et al., Attention is all you need, section 3.5.
-
-    Example:
-        >>> sinusoids(2, 4)[0].tolist()
-        [0.0, 1.0, 0.0, 1.0]
     """
     angles = torch.arange(length)[:, None] * torch.exp(
         -math.log(1e4) * torch.arange(0, width, 2) / width
@@ -32,28 +28,14 @@ class Translator(nn.Module):
     A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence
     shifted by one, so that a data loader has one tensor to carry. Token 0 pads.
 
-    Args:
-        vocabulary: tokens of both languages together.
-        source: places of the source sentence.
-        width: features per token.
-        heads: attention heads.
-        inner: units between the two layers of a feed-forward branch.
-        layers: encoder layers, and decoder layers.
-        longest: longest target sentence.
-        dropout: at the ends of the branches and on the embedded tokens.
-        original: as the original has it: norms after the sums, no dropout in the middle of the
-            branches, and a read-out with the embedding's weights. Otherwise norms are inside the
-            branches, dropout is in their middle, too, and the read-out has weights of its own.
+    Dropout acts at the ends of the branches and on the embedded tokens. ``original`` is as the
+    original has it: norms after the sums, no dropout in the middle of the branches, and a read-out
+    with the embedding's weights. Otherwise norms are inside the branches, dropout is in their
+    middle, too, and the read-out has weights of its own.
 
     Reference:
         Vaswani et al., Attention is all you need; Rethinking skip connection model as a learnable
         Markov chain, section 3.1.
-
-    Example:
-        >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(
-        ...     torch.ones(3, 9, dtype=torch.int64)
-        ... ).shape
-        torch.Size([3, 5, 20])
     """
 
     places: Tensor
@@ -94,9 +76,7 @@ class Translator(nn.Module):
         self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Map pairs of shape (B, source + T) to scores of the next target token,
-        shape (B, T, vocabulary).
-        """
+        """Map (B, source + T) to scores of the next target token, (B, T, vocabulary)."""
         source, target = pairs[:, : self.source], pairs[:, self.source :]
         hidden = torch.zeros(source.shape, device=source.device).masked_fill(source == 0, -math.inf)
         # No query may look at a place ahead of its own.

@@ -6,31 +6,25 @@ An experiment trains ``Trial`` s through a resumable ``TrialCache``
 (:mod:`~pathspace.training.experiments.reproduce.holm`); the page is written from the records alone.
 """
 
-from .convolutions import DEPTH, IMAGE, RCNN
-from .experiment import Experiment, Setting
-from .leaderboard import OPTIMIZERS
-from .race import RACE
-from .regularisers import REGULARISERS
-from .smnist import SMNIST
-from .texts import LANGUAGE, TRANSLATION
-from .timing import TIME
-from .toys import IDEAL, TOY
+from . import convolutions, leaderboard, sequences, texts, timing, toys
+from .experiment import Experiment, Setting, experiment
+from .paired_comparison import draw_paired_comparison
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for experiment in (
-        OPTIMIZERS,
-        RACE,
-        SMNIST,
-        LANGUAGE,
-        RCNN,
-        TIME,
-        TOY,
-        TRANSLATION,
-        IMAGE,
-        DEPTH,
-        REGULARISERS,
-        IDEAL,
+    name: experiment(name, run, draw)
+    for name, run, draw in (
+        ("optimizers", leaderboard.run, leaderboard.draw),
+        ("race", sequences.race, draw_paired_comparison),
+        ("smnist", sequences.smnist, sequences.draw_smnist),
+        ("language", texts.language, draw_paired_comparison),
+        ("rcnn", convolutions.rcnn, draw_paired_comparison),
+        ("time", timing.run, timing.draw),
+        ("toy", toys.toy, toys.draw_toy),
+        ("translation", texts.translation, texts.draw_translation),
+        ("image", convolutions.image, draw_paired_comparison),
+        ("depth", convolutions.depth, draw_paired_comparison),
+        ("regularisers", convolutions.regularisers, draw_paired_comparison),
+        ("ideal-direction", toys.ideal_direction, toys.draw_directions),
     )
 }
 

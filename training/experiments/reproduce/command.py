@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
@@ -23,18 +22,23 @@ from ..trainer import lightning_trainer
 from . import EXPERIMENTS, Experiment, Setting
 from .experiment import TUNING_SEEDS, fresh_seeds
 from .page import render
-from .progress import run_counted
 from .provenance import together
 from .recipes import load_cells
 from .recipes.page import render as render_recipes
 from .record import Record, judged_again
 from .statements import Judged, judge_all, load_statements
-from .statements.errata import with_tables
+from .statements.page import in_words, with_tables
 from .statements.page import render as render_statements
-from .statements.page import show_statements
-from .trial_cache import TRIALS, TrialCache
+from .trial_cache import TRIALS, TrialCache, run_all
 from .up_to_date import up_to_date
 from .workers import connected
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(bar_width=20),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+)
 
 
 def run_reproduction(
@@ -49,9 +53,7 @@ def run_reproduction(
     most_seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
-    minutes: float | None = None,
     cluster: str | None = None,
-    precision: str = "32-true",
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the
     folder ``out``; or write one of :data:`PAGES`, which has no record.
@@ -62,15 +64,13 @@ def run_reproduction(
     if name in PAGES:
         PAGES[name](folder, console)
         return None
-    experiment = find(name)
+    expect_known("experiment", name, EXPERIMENTS)
+    experiment = EXPERIMENTS[name]
     check_scale(experiment, scale, data)
-    for option, usual in (("--cluster", cluster is None), ("--precision", precision == "32-true")):
-        if not usual:
-            check_trials(experiment, option)
-    if cluster is not None and jobs > 1:
+    if cluster is not None and (jobs > 1 or not experiment.trials):
         raise InputError(
-            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give"
-            " one of them."
+            f"'{name}' with --jobs {jobs} found --cluster, whose workers take the place of"
+            " processes, expected an experiment with trials and no --jobs; leave one of them out."
         )
     by_power = scale == "fetched" and seeds is None
     if most_seeds is not None and not by_power:
@@ -79,7 +79,7 @@ def run_reproduction(
             " fetched without --seeds has alone; leave it out."
         )
     # before anything is computed: the device has to be there
-    lightning_trainer(device=device, devices=1, precision=precision)
+    lightning_trainer(device=device)
     first = (experiment.full_seeds if scale == "full" else None) or experiment.seeds
     setting = Setting(
         run=lambda _: [],
@@ -93,7 +93,6 @@ def run_reproduction(
         most_seeds=most_seeds,
         shrink=shrink,
         device=device,
-        precision=precision,
     )
     journal = None
     if experiment.journal or scale == "fetched":
@@ -102,14 +101,18 @@ def run_reproduction(
     ensure_writable(folder.with_suffix(".md"))
     # Trials are stored separately from the records, so that an interrupted experiment can continue.
     cache = TrialCache(TRIALS, journal)
-    until = time.time() + 60 * minutes if minutes is not None else math.inf
+
+    def run(trials: Sequence[Any]) -> list[Any]:
+        placed = [setting.placed(trial) for trial in trials]
+        with Progress(*COLUMNS, console=console) as progress:
+            bar = progress.add_task("runs", total=len({*placed}))
+
+            def done(trial: Any) -> None:
+                progress.update(bar, advance=1, description=trial.label)
+
+            return run_all(placed, cache, jobs, done, elsewhere)
+
     with connected(cluster) if cluster else nullcontext() as elsewhere:
-
-        def run(trials: Sequence[Any]) -> list[Any]:
-            placed = [setting.placed(trial) for trial in trials]
-            options = {"jobs": jobs, "elsewhere": elsewhere, "until": until}
-            return run_counted(placed, cache, console, **options)
-
         record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
@@ -125,9 +128,7 @@ def run_reproduction(
 
 
 def _write_again(folder: Path, console: Console) -> None:
-    """Write records with today's differences and verdicts, pictures and pages, from the records
-    and journals that are there.
-    """
+    """Write records, pictures and pages again, from the records and journals."""
     if not (known := records(folder)):
         raise InputError(
             f"There is no record in '{folder}' to write a page of; run an experiment first, or name"
@@ -150,9 +151,7 @@ def _write_pages(folder: Path) -> None:
 
 
 def _write_statements(folder: Path) -> list[Judged]:
-    """Judge all statements and write the page, and the tables on the page of errata beside it,
-    where there is one.
-    """
+    """Judge all statements; write their page, and the tables in that of errata."""
     judged = judge_all(load_statements(), folder)
     text = render_statements(judged, Path(os.path.relpath(folder)))
     _write(folder.with_name("claims.md"), text)
@@ -163,7 +162,8 @@ def _write_statements(folder: Path) -> list[Judged]:
 
 def _write_claims(folder: Path, console: Console) -> None:
     """Judge every statement of the papers by the records and by the tests."""
-    show_statements(_write_statements(folder), console)
+    said = in_words(_write_statements(folder))
+    console.print(f"Wrote {folder.with_name('claims.md')}: {said}.", highlight=False)
 
 
 def _write_recipes(folder: Path, console: Console) -> None:
@@ -179,50 +179,25 @@ def _write(page: Path, text: str) -> None:
 PAGES = {"page": _write_again, "claims": _write_claims, "recipes": _write_recipes}
 
 
-def find(name: str) -> Experiment:
-    """Return the experiment of this name."""
-    expect_known("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
-
-
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
-    """Refuse a scale that an experiment does not have, and the paper's setting without its data.
-
-    Example:
-        >>> check_scale(find("race"), "full", None)  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Experiment 'race' has no paper's own setting; leave out ...
-    """
-    scales = {"fetched": "setting for fetched data", "full": "paper's own setting"}
+    """Refuse a scale that an experiment does not have, and the paper's setting without its data."""
+    what = {"fetched": "setting for fetched data", "full": "paper's own setting"}
     having = {
         "embedded": [*EXPERIMENTS],
         "fetched": [name for name, one in EXPERIMENTS.items() if one.fetched],
         "full": [name for name, one in EXPERIMENTS.items() if one.needs],
     }[scale]
-    if experiment.name not in having:
+    name, needs = experiment.name, experiment.needs
+    if name not in having:
         raise InputError(
-            f"Experiment '{experiment.name}' has no {scales[scale]}; leave out --scale {scale}, or"
-            f" take one of: {', '.join(having)}."
+            f"Experiment '{name}' has no {what[scale]}; leave out --scale {scale}, or take one of:"
+            f" {', '.join(having)}."
         )
-    if scale == "full" and data is None:
+    if scale == "full" and (data is None or not Path(data).is_dir()):
+        given = "The" if data is None else f"There is no folder '{data}': the"
         raise InputError(
-            f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their"
-            " folder with --data DIR, or leave out --scale full."
-        )
-    if scale == "full" and not Path(str(data)).is_dir():
-        raise InputError(
-            f"There is no folder '{data}'; --data names the folder with {experiment.needs}."
-        )
-
-
-def check_trials(experiment: Experiment, option: str) -> None:
-    """Refuse an option of trials where there are none."""
-    if not experiment.trials:
-        having = ", ".join(name for name, one in EXPERIMENTS.items() if one.trials)
-        raise InputError(
-            f"'{experiment.name}' has no trials for {option}; leave it out, or take one of:"
-            f" {having}."
+            f"{given} paper's setting of '{name}' needs {needs}; give their folder with --data DIR,"
+            " or leave out --scale full."
         )
 
 
@@ -244,10 +219,8 @@ def show(record: Record, console: Console) -> None:
         ours.add_row(*row)
     console.print(ours)
     for claim in record.claims:
-        needed = (
-            f" (needs about {claim['needed']} repetitions)"
-            if claim["verdict"] == "undecided"
-            else ""
-        )
-        why = f" ({claim['nothing']})" if claim["nothing"] else needed
-        console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]{why}", highlight=False)
+        why = claim["nothing"]
+        if not why and claim["verdict"] == "undecided":
+            why = f"needs about {claim['needed']} repetitions"
+        said = f"{claim['statement']}: [bold]{claim['verdict']}[/]{f' ({why})' * bool(why)}"
+        console.print(said, highlight=False)

@@ -1,20 +1,22 @@
-"""``image``, ``depth`` and ``rcnn``: convolutional networks on small images.
+"""``image``, ``depth``, ``rcnn`` and ``regularisers``: convolutional networks on small images.
 
-The Markov-chain paper's Tables 2 and 3 (penal connection or not) and the path-space
-paper's Table 2 (G-SGD or SGD).
+The Markov-chain paper's Tables 2 and 3 (penal connection or not), the path-space paper's Table 2
+(G-SGD or SGD), and whether the penal connection does more than what people use already.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .experiment import Setting, experiment
-from .paired_comparison import PairedComparison, draw_paired_comparison, hold, of_table
+from .experiment import Setting
+from .paired_comparison import PairedComparison, hold, of_table
 from .recipes import Cell, table_cells
+from .recipes.compare import show
 from .record import Record, Table
 from .trial import Trial
-from .tuning import Arm
+from .tuning import Arm, best_rate, measure
 
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)
@@ -28,9 +30,7 @@ RCNNS = {"MNIST": (32, 64, 96), "CIFAR-10": (96, 128, 160), "CIFAR-100": (96, 12
 
 
 def image(setting: Setting) -> Record:
-    """A residual network without the penal connection, and with several strengths of it; in the
-    paper's own setting, four networks.
-    """
+    """A residual network without the penal connection, and with several strengths."""
     cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
         claims = [
@@ -130,6 +130,62 @@ def rcnn(setting: Setting) -> Record:
     return hold(setting, pairs, duels, name="rcnn", paper=paper)[0]
 
 
+RATES_BESIDES = (0.03, 0.1, 0.3)
+NOTHING = "nothing"
+# what -> three strengths, each with all rates; without any, three other sets of rates, so
+# that all have nine points
+STRENGTHS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "penal connection": ("tau", (3e-8, 3e-7, 3e-6)),
+    "weight decay": ("decay", (1e-4, 5e-4, 2e-3)),
+    "squares of activations": ("activity", (3e-8, 3e-7, 3e-6)),
+    "LayerScale": ("scale", (0.1, 0.3, 1.0)),
+    "stochastic depth": ("drop", (0.05, 0.1, 0.2)),
+}
+PLAIN_RATES = (RATES_BESIDES, (0.02, 0.07, 0.2), (0.015, 0.05, 0.15))
+
+
+def regularisers(setting: Setting) -> Record:
+    """A residual network with the penal connection, with other regularisers, and with none."""
+    cells = table_cells("markov-chain-table-2")
+    if setting.scale == "fetched":
+        base = clothes(setting, "momentum", "resnet", 8, 8, FASHION)
+    else:
+        base = digits(setting, "momentum", 12, "resnet", 8, 8)
+    families = [[Arm(NOTHING, base, rates) for rates in PLAIN_RATES]]
+    for name, (key, values) in STRENGTHS.items():
+        families.append(
+            [Arm(f"{name}, {one:g}", _with(base, key, one), RATES_BESIDES) for one in values]
+        )
+    arms, seconds = zip(*(_chosen(family, setting) for family in families), strict=True)
+    plain, ours, *others = (arm.label for arm in arms)
+    less = "the penal connection errs less than"
+    duels = [PairedComparison(f"{less} no regulariser", ours, plain)]
+    duels += [PairedComparison(f"{less} {one.rpartition(', ')[0]}", ours, one) for one in others]
+    figures = {
+        "strengths": len(PLAIN_RATES),
+        "rates": len(RATES_BESIDES),
+        "points": len(PLAIN_RATES) * len(RATES_BESIDES),
+        "by_name": "; ".join(f"{name} {show(values)}" for name, (_, values) in STRENGTHS.items()),
+    }
+    pairs = [(cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"], arm) for arm in arms]
+    record, _ = hold(setting, pairs, duels, name="regularisers", figures=figures)
+    return replace(record, seconds=record.seconds + sum(seconds))
+
+
+def _with(base: Trial, key: str, value: float) -> Trial:
+    """A run with a field of its own, or with an option of its task."""
+    if key in ("tau", "decay"):
+        return replace(base, **{key: value})  # type: ignore[arg-type]
+    return replace(base, options=(*base.options, (key, value)))
+
+
+def _chosen(arms: Sequence[Arm], setting: Setting) -> tuple[Arm, float]:
+    """The arm that the tuning seeds like best, and the seconds of the others."""
+    tuned = measure(arms, setting.run, setting.tuning_seeds, ())
+    place = int(best_rate({float(i): one.tuning[one.lr] for i, one in enumerate(tuned)}))
+    return arms[place], sum(one.seconds for i, one in enumerate(tuned) if i != place)
+
+
 def digits(
     setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int
 ) -> Trial:
@@ -158,8 +214,3 @@ def _error(cell: Cell) -> float:
 
 def _label(plain: str, tau: float) -> str:
     return f"{plain}, tau {tau:g}" if tau else plain
-
-
-IMAGE = experiment("image", image, draw_paired_comparison)
-DEPTH = experiment("depth", depth, draw_paired_comparison)
-RCNN = experiment("rcnn", rcnn, draw_paired_comparison)

@@ -33,21 +33,12 @@ def fresh_seeds(count: int) -> tuple[int, ...]:
 class Setting:
     """The setting of an experiment.
 
-    Args:
-        run: runs trials and returns their outcomes in order, ``None`` where time did not suffice;
-            known ones are not run again.
-        scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full``
-            for the paper's own setting.
-        data: folder of the paper's data, needed by ``full``.
-        seeds: seeds that are reported; with ``by_power`` the first of them.
-        by_power: run as many seeds as the spread of the first ones asks for.
-        most_seeds: but at most so many; ``None`` for no bound.
-        tuning_seeds: seeds that choose learning rates.
-        shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
-        device: where runs compute; a record says so where it is not the processor.
-        precision: of the numbers of the runs; a record says so where it is not single.
-        bars: name and options of a task -> what simple means and published networks reach on its
-            test split.
+    ``run`` runs trials and returns their outcomes in order; known ones are not run again. The scale
+    is ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full`` for the
+    paper's own setting, with the paper's data in the folder ``data``. With ``by_power``, ``seeds``
+    are the first of those that are reported: their spread says how many there are, at most
+    ``most_seeds``. Budgets are divided by ``shrink``, for tests only. ``bars`` maps a task and its
+    options to what simple means and published networks reach on its test split.
     """
 
     run: Callable[[Sequence[Any]], list[Any]]
@@ -57,7 +48,6 @@ class Setting:
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     shrink: int = 1
     device: str = "cpu"
-    precision: str = "32-true"
     by_power: bool = False
     most_seeds: int | None = None
     bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
@@ -67,63 +57,47 @@ class Setting:
         return max(1, number // self.shrink)
 
     def placed(self, trial: Any) -> Any:
-        """Return a trial on the device and in the precision of this setting; runs of the contest
-        have neither.
-        """
-        if not isinstance(trial, Trial):
-            return trial
-        return replace(trial, device=self.device, precision=self.precision)
+        """Return a trial on the device of this setting; runs of the contest have none."""
+        return replace(trial, device=self.device) if isinstance(trial, Trial) else trial
 
     @property
     def protocol(self) -> tuple[str, ...]:
         """Describe the choice of learning rates."""
-        return (
-            (
-                "Learning rates: every arm has a grid of the same size and the same budget. The"
-                " rate with the best mean validation metric of"
-                f" {plural(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; *"
-                " marks a choice at the edge of the grid."
-            ),
-            "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
-            + (
+        fresh = f"There are {len(self.seeds)} of them."
+        if self.by_power:
+            most = f", at most {self.most_seeds}" if self.most_seeds else ""
+            fresh = (
                 f"The first {len(self.seeds)} determine how many find the paper's effect with a"
-                f" probability of {percent(POWER)}"
-                f"{f', at most {most}' if (most := self.most_seeds) else ''}."
-                if self.by_power
-                else f"There are {len(self.seeds)} of them."
-            ),
-            (
-                "A run that diverged counts with the error of a useless model, which the task"
-                " defines. An arm that fails more often than another is never better."
-            ),
-            *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
-            *(
-                (f"Runs computed in the precision {self.precision}.",)
-                * (self.precision != "32-true")
-            ),
-            *(
-                (f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",)
-                * (self.shrink > 1)
-            ),
-        )
+                f" probability of {percent(POWER)}{most}."
+            )
+        seeds = plural(len(self.tuning_seeds), "tuning seed")
+        lines = [
+            "Learning rates: every arm has a grid of the same size and the same budget. The rate"
+            f" with the best mean validation metric of {seeds} at the last"
+            " epoch is chosen; * marks a choice at the edge of the grid.",
+            "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once."
+            f" {fresh}",
+            "A run that diverged counts with the error of a useless model, which the task"
+            " defines. An arm that fails more often than another is never better.",
+        ]
+        if self.device != "cpu":
+            lines.append(f"Runs computed on the device {self.device}.")
+        if self.shrink > 1:
+            lines.append(
+                f"Budgets were divided by {self.shrink}: a trial of the command, not a result."
+            )
+        return tuple(lines)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper.
+    """One table or figure of a paper, as ``experiments.toml`` describes it.
 
-    Args:
-        name: what users type.
-        summary: one line for the help.
-        minutes: about how long the embedded scale takes on one thread.
-        needs: what ``--scale full`` expects in ``--data``; empty where there is no such scale.
-        run: does it.
-        draw: draws its picture from the record alone.
-        seeds: how many seeds are reported if nobody says.
-        full_seeds: how many the paper reports, and so the full scale; ``None`` for ``seeds``.
-        trials: it consists of trials, which have a device and a precision.
-        journal: a contest of many runs, whose journal in ``--out`` has this name at every scale.
-        fetched: there is a setting for data that ``pathspace data fetch`` brings.
+    ``minutes`` are those of the embedded scale on one thread; ``needs`` is what ``--scale full``
+    expects in ``--data``, empty where there is no such scale; ``full_seeds`` are those of the
+    paper. ``fetched``: there is a setting for data that ``pathspace data fetch`` brings.
+    ``trials``: it consists of trials, whose journal tells what is reported. ``journal``: a contest
+    of many runs, whose journal in ``--out`` has this name at every scale.
     """
 
     name: str
@@ -142,7 +116,7 @@ class Experiment:
 def experiment(
     name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
 ) -> Experiment:
-    """Return an experiment as ``experiments.toml`` describes it."""
+    """Return the experiment of this name."""
     known = {
         key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__
     }

@@ -36,25 +36,11 @@ LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 class Claim:
     """A claim with its statistics and its verdict.
 
-    Args:
-        statement: what is claimed, as a sentence.
-        mean: mean of the claimed quantity.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        p: two-sided p-value of the quantity being zero.
-        count: number of pairs.
-        printed: what the paper prints for the quantity, ``None`` if it prints none.
-        pattern: how ``format`` writes the quantity.
-        corrected: the p-value after Holm's correction.
-        verdict: by the rule of this module.
-        nothing: why the runs decide nothing, whatever they say; empty where they may.
-        equivalence: corrected p-value of the quantity being as large as the margin.
-        needed: seeds that a verdict needs with a probability of 80 %, see
-            :func:`seeds_for_margin`; where as many left it undecided, those that the measured
-            effect needs. ``None`` where the spread is unknown.
-        items_low: lower end of the 95 % interval for other seeds and other test
-            items, see :func:`over_items`.
-        items_high: upper end.
+    ``printed`` is what the paper prints for the quantity, ``pattern`` how ``format`` writes it;
+    ``corrected`` and ``equivalence`` are the p-values of both tests after Holm's correction;
+    ``nothing`` says why the runs decide nothing, whatever they say. ``needed`` are the seeds of
+    :func:`seeds_for_margin`; where as many left it undecided, those that the measured effect needs.
+    ``items_low`` and ``items_high`` are of :func:`over_items`.
     """
 
     statement: str
@@ -131,9 +117,7 @@ def gain(
 def positive(
     statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%"
 ) -> Claim:
-    """Test the claim "this quantity is positive", with a value per seed or pair; the claim is not
-    yet corrected for others.
-    """
+    """Test the claim "this quantity is positive" alone, with a value per seed or pair."""
     interval = t_interval(values)
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
     claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
@@ -165,9 +149,7 @@ def over_items(claim: Claim, values: Grid) -> Claim:
 
 
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
-    """Correct the p-values of an experiment's claims for their number (Holm),
-    and give each its verdict.
-    """
+    """Correct the p-values of claims for their number (Holm); give each its verdict."""
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
     return tuple(
@@ -216,9 +198,7 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
 
 
 def seeds_for_margin(claim: Claim, claims: int) -> int | None:
-    """Return the number of seeds that decide a claim if its effect is as large as the margin, or
-    zero; ``None`` where the spread is unknown.
-    """
+    """Return the seeds that decide a claim with an effect of the margin, or none."""
     deviation = claim.error * math.sqrt(claim.count)
     return seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None
 

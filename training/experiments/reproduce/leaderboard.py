@@ -1,49 +1,242 @@
-"""``optimizers``: a leaderboard from default starts, from rescaled copies of
-them, and from unit skeletons.
+"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons.
 
 The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and
-better where the start was rescaled? Then come all other contenders, in an order that leaves
-something to read where time ends.
+better where the start was rescaled? Then come all other contenders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, product
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from ..intervals import CONFIDENCE, t_interval
 from ..names import texts
-from .experiment import Setting, experiment
-from .holm import POWER, Claim, judge
-from .leaderboard_contest import (
-    DEFAULT,
-    FINALISTS,
-    FURTHER,
-    ORDER,
-    OURS,
-    PILOT_SEEDS,
-    RIVAL,
-    SCRAMBLED,
-    Case,
-    Entry,
-    asked,
-    cases,
-    compared,
-    contest,
-    hurts,
-    pairs,
-    priority,
-    statement,
-)
-from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, rates
+from .experiment import TUNING_SEEDS, Setting
+from .holm import POWER, Claim, gain, judge, seeds_needed
+from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, rates
 from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
 from .pictures import legend, look, panels
 from .recipes.compare import FASHION_TESTS
 from .record import Record, Table, about, judged, percent, remarks
+
+OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
+DEFAULT, SCRAMBLED = STARTS[:2]
+KINDS = (RIVAL, "SGD", "Muon", "LoRA+")
+ORDER = tuple(TASKS)
+# these seeds say how many others a verdict needs, and are not reported
+PILOT_SEEDS = range(5)
+# a second tuning seed tries so many rates
+FINALISTS = 3
+# a search that ends at its edge goes on for so many rates
+FURTHER = 6
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The results of a contender on a task from a start, one for each of the fresh seeds, at the
+    rate that was chosen; ``edge``: it is the lowest or highest that was tried.
+    """
+
+    start: str
+    task: str
+    arm: str
+    lr: float
+    results: tuple[Result, ...]
+    scale: str = "embedded"
+    edge: bool = False
+
+    @property
+    def losses(self) -> list[float]:
+        """Test loss by seed; a run that failed counts as a guess."""
+        guess = chance(self.task, self.scale)
+        return [guess if one.failed else one.test for one in self.results]
+
+    def show(self) -> str:
+        """Mean and interval, the rate (* at the edge of the search), failed runs."""
+        failed = sum(one.failed for one in self.results)
+        return (
+            f"{t_interval(self.losses).show('.3f')}"
+            f" ({self.lr:g}{'*' * self.edge}{f', {failed} failed' if failed else ''})"
+        )
+
+
+Case = tuple[str, str, str]
+
+
+def cases() -> Iterator[Case]:
+    """Start, task and contender of all that is compared."""
+    for task in ORDER:
+        for arm in ARMS:
+            for start in STARTS if arm != SIMPLE else (DEFAULT,):
+                if task in ONLY.get(arm, TASKS):
+                    yield start, task, arm
+
+
+def pairs() -> Iterator[tuple[str, str, Case, Case]]:
+    """All claims: the family, the statement, the case that ends lower, and the other one."""
+    for task in ORDER:
+        what = statement(task, SCRAMBLED, RIVAL)
+        yield "better", what, (SCRAMBLED, task, OURS), (SCRAMBLED, task, RIVAL)
+    for arm in (RIVAL, "SGD"):
+        for task in ORDER:
+            yield f"{arm} hurt", hurts(task, arm), (DEFAULT, task, arm), (SCRAMBLED, task, arm)
+    for task in ORDER:
+        for start in (DEFAULT, SCRAMBLED):
+            for kind in KINDS:
+                if (start, kind) != (SCRAMBLED, RIVAL) and task in ONLY.get(kind, TASKS):
+                    ours = start, task, f"gauge-fixed {kind}"
+                    yield "other", statement(task, start, kind), ours, (start, task, kind)
+
+
+def asked() -> set[Case]:
+    """The cases that claims are about."""
+    return {case for *_, ours, rival in pairs() for case in (ours, rival)}
+
+
+def compared(what: str, ours: Entry, rival: Entry) -> Claim:
+    """The claim that the first entry ends lower, not yet corrected for others."""
+    losses = list(zip(ours.losses, rival.losses, strict=False))
+    return gain(what, [a for a, _ in losses], [b for _, b in losses])
+
+
+def statement(task: str, start: str, kind: str) -> str:
+    """The claim that the gauge is better."""
+    return f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
+
+
+def hurts(task: str, arm: str) -> str:
+    """The claim that rescaling hurts."""
+    return f"{task}: {arm} ends lower from the {DEFAULT} start than from the {SCRAMBLED} one"
+
+
+def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
+    """Tune and test contenders.
+
+    A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
+    fails; another seed tries the best three: the rate is that of the least mean validation loss.
+    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
+    claim needs; if these spread more than the pilot's, their spread says how many more.
+    """
+    bench = Bench(setting)
+    tried, best = bench.search(chosen)
+
+    def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
+        found = bench.results({(case, rate): list(seeds[case]) for case, rate in best.items()})
+        ends = {case: (some[0], some[-1]) for case, some in tried.items()}
+        return {
+            case: Entry(*case, rate, ended, setting.scale, rate in ends[case])
+            for (case, rate), ended in found.items()
+            if ended
+        }
+
+    def fresh() -> dict[Case, Entry]:
+        first = len(PILOT_SEEDS)
+        return entries({case: range(first, first + counts[case]) for case in best})
+
+    least, claimed = len(setting.seeds), asked()
+    counts = {case: least if case in claimed else max(2, least // 2) for case in best}
+    if setting.by_power:
+        pilot = entries({case: PILOT_SEEDS if case in claimed else () for case in best})
+        counts |= seeds_by_power(pilot, pilot, least, setting.most_seeds)
+        counts |= seeds_by_power(pilot, fresh(), least, setting.most_seeds)
+    return list(fresh().values())
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Runs of contenders, and the search for their rates."""
+
+    setting: Setting
+
+    def results(
+        self, wanted: Mapping[tuple[Case, float], Sequence[int]]
+    ) -> dict[tuple[Case, float], tuple[Result, ...]]:
+        """Carry out runs: case and rate, with seeds."""
+        runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
+        asked = list(dict.fromkeys(run for some in runs.values() for run in some))
+        known = dict(zip(asked, self.setting.run(asked), strict=True))
+        return {key: tuple(known[run] for run in some) for key, some in runs.items()}
+
+    def search(
+        self, chosen: Sequence[Case]
+    ) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
+        """The rates that were tried, and the best one of each case."""
+        tried = {case: rates(case[2], case[0]) for case in chosen}
+        first = self._ranked(tried, TUNING_SEEDS[:1])
+        for _ in range(FURTHER):
+            lowest = self.results({(case, tried[case][0]): TUNING_SEEDS[:1] for case in first})
+            more = {
+                case: further(tried[case], ranked[0], lowest[case, tried[case][0]][0].failed)
+                for case, ranked in first.items()
+            }
+            more = {case: some for case, some in more.items() if some != tried[case]}
+            if not more:
+                break
+            tried |= more
+            first |= self._ranked(more, TUNING_SEEDS[:1])
+        few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
+        return tried, {case: one[0] for case, one in self._ranked(few, TUNING_SEEDS).items()}
+
+    def _ranked(
+        self, wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
+    ) -> dict[Case, list[float]]:
+        """The rates of each case, the best first."""
+        found = self.results({(case, lr): seeds for case, some in wanted.items() for lr in some})
+        return {
+            case: sorted(some, key=lambda lr: (_mean_loss(found[case, lr]), lr))
+            for case, some in wanted.items()
+        }
+
+    def _run(self, case: Case, lr: float, seed: int) -> Run:
+        start, task, arm = case
+        steps = self.setting.budget(STEPS[self.setting.scale][task])
+        return Run(task, start, arm, lr, seed, steps, self.setting.scale)
+
+
+def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
+    """Rates with one more where the search may have ended too early."""
+    # (their factors alternate)
+    if fails or best == tried[0]:
+        return (float(f"{tried[0] * tried[1] / tried[2]:.3g}"), *tried)
+    if best == tried[-1]:
+        return (*tried, float(f"{tried[-1] * tried[-2] / tried[-3]:.3g}"))
+    return tried
+
+
+def _mean_loss(results: Iterable[Result]) -> float:
+    losses = [math.inf if one.failed else one.valid for one in results]
+    return sum(losses) / len(losses)
+
+
+def seeds_by_power(
+    pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], least: int, most: int | None = None
+) -> dict[Case, int]:
+    """How many seeds decide each pair of a claim with a probability of 80 %.
+
+    The effect to be found is the margin, or half of what the pilot shows where that is larger. The
+    spread is that of the pilot's entries, or of the first fresh seeds: no number is below theirs.
+
+    Source:
+        Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
+    """
+    counts: dict[Case, int] = {}
+    families = Counter(family for family, *_ in pairs())
+    for family, what, ours, rival in pairs():
+        if ours in pilot and rival in pilot and ours in spread and rival in spread:
+            shown, found = (compared(what, one[ours], one[rival]) for one in (pilot, spread))
+            effect = max(shown.margin, abs(shown.mean) / 2)
+            needed = seeds_needed(found.error * math.sqrt(found.count), effect, families[family])
+            needed = min(needed, most or needed)
+            for case in (ours, rival):
+                have = len(spread[case].results) if spread is not pilot else least
+                counts[case] = max(counts.get(case, least), have, needed)
+    return counts
 
 
 def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
@@ -51,59 +244,44 @@ def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
     presumes twice, all others.
 
     A claim decides nothing where neither contender beats the linear model: where both 95 %
-    intervals reach its mean, or without one the loss of a guess.
+    intervals reach its mean.
     """
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():
-        if ours in by and rival in by:
-            claim = compared(what, by[ours], by[rival])
-            spans = [t_interval(by[case].losses) for case in (ours, rival)]
-            simple = by.get((DEFAULT, ours[1], SIMPLE))
-            bar = (
-                chance(ours[1], by[ours].scale)
-                if simple is None
-                else t_interval(simple.losses).mean
-            )
-            if min(span.mean + span.half_width for span in spans) >= bar:
-                claim = replace(
-                    claim,
-                    nothing=f"neither beats {'a guess' if simple is None else f'the {SIMPLE}'}",
-                )
-            families.setdefault(family, []).append(claim)
+        claim = compared(what, by[ours], by[rival])
+        spans = [t_interval(by[case].losses) for case in (ours, rival)]
+        bar = t_interval(by[DEFAULT, ours[1], SIMPLE].losses).mean
+        if min(span.mean + span.half_width for span in spans) >= bar:
+            claim = replace(claim, nothing=f"neither beats the {SIMPLE}")
+        families.setdefault(family, []).append(claim)
     return [judge(family) for family in families.values()]
 
 
 def standing(by: Mapping[Case, Entry]) -> Table:
-    """The question by task: is the gauge as good from the default start, the same from
-    rescaled ones, and better?
-    """
+    """The question by task: is the gauge as good, the same from rescaled starts, and better?"""
     short: dict[str, str] = {"better": "yes", "worse": "no"}
     verdicts = {
         claim.statement: short.get(claim.verdict, claim.verdict) for claim in chain(*claims_of(by))
     }
     rows = []
     for task in ORDER:
-        four = [
-            by.get((start, task, arm)) for arm in (RIVAL, OURS) for start in (DEFAULT, SCRAMBLED)
-        ]
-        if any(one is None for one in four):
-            continue
-        plain, hurt, ours, same = (t_interval(one.losses) for one in four if one is not None)
-        lower = verdicts[statement(task, SCRAMBLED, RIVAL)]
-        harm = verdicts[hurts(task, RIVAL)]
-        simple = by.get((DEFAULT, task, SIMPLE))
+        plain, hurt, ours, same = (
+            t_interval(by[start, task, arm].losses)
+            for arm in (RIVAL, OURS)
+            for start in (DEFAULT, SCRAMBLED)
+        )
         rows.append(
             (
                 task,
-                t_interval(simple.losses).show(".3f") if simple else "–",
+                t_interval(by[DEFAULT, task, SIMPLE].losses).show(".3f"),
                 plain.show(".3f"),
                 ours.show(".3f"),
                 "yes" if ours.mean <= plain.mean + plain.half_width else "no",
                 hurt.show(".3f"),
                 same.show(".3f"),
                 "yes" if abs(same.mean - ours.mean) <= ours.half_width else "no",
-                harm,
-                lower,
+                verdicts[hurts(task, RIVAL)],
+                verdicts[statement(task, SCRAMBLED, RIVAL)],
             )
         )
     return Table(
@@ -126,44 +304,28 @@ def standing(by: Mapping[Case, Entry]) -> Table:
 def record(entries: Sequence[Entry], setting: Setting) -> Record:
     """Write entries as a record: a table by task and contender, and pairs on trial."""
     by = {(entry.start, entry.task, entry.arm): entry for entry in entries}
-    starts = [start for start in STARTS if any(entry.start == start for entry in entries)]
     rows = tuple(
         (
             task,
             arm,
-            *(by[start, task, arm].show() if (start, task, arm) in by else "–" for start in starts),
+            *(by[start, task, arm].show() if (start, task, arm) in by else "–" for start in STARTS),
         )
         for task in ORDER
         for arm in ARMS
-        if any((start, task, arm) in by for start in starts)
+        if task in ONLY.get(arm, TASKS)
     )
-    done = {(task, arm) for _, task, arm in by}
-    known = [arm for arm in ARMS if any(arm == one for _, one in done)]
-    lacking = [arm for arm in ARMS if arm not in known]
-    lacking += [
-        f"{a} on {t}"
-        for t in ORDER
-        for a in known
-        if t in ONLY.get(a, TASKS) and (t, a) not in done
-    ]
-    lacking += [f"{start} starts" for start in STARTS if start not in starts]
-    ran = {(start, task) for start, task, _ in by}
-    tasks = [t for t in ORDER if any(t == task for _, task in ran)]
-    lacking += [
-        f"{start} starts on {t}" for start in starts for t in tasks if (start, t) not in ran
-    ]
     steps = "; ".join(
         f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items()
     )
     families = claims_of(by)
-    counts = sorted(len(by[case].results) for case in asked() if case in by)
+    counts = sorted(len(by[case].results) for case in asked())
     table = standing(by)
     large, small = (start.split()[1] for start in STARTS[1:3])
     tried = rates(RIVAL)
     return Record(
         **about("optimizers"),
         scale=setting.scale,
-        ours=Table(("task", "contender", *(f"{start} start" for start in starts)), rows),
+        ours=Table(("task", "contender", *(f"{start} start" for start in STARTS)), rows),
         differs=(
             texts()["optimizers"]["tasks"][setting.scale].format(
                 images=FASHION_TESTS,
@@ -172,7 +334,6 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
                 upright=UPRIGHT,
             ),
             *remarks("optimizers", large=large, small=small),
-            *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
         protocol=(
             (
@@ -194,7 +355,7 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
                 if setting.by_power
                 else ""
             )
-            + (f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. " if counts else "")
+            + f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. "
             + f"All others have {max(2, len(setting.seeds) // 2)}.",
             (
                 f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW"
@@ -227,27 +388,20 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
 
 def run(setting: Setting) -> Record:
     """Run the contest; runs that are known are not run again."""
-    whole = list(cases())
-    # (what matters most has an answer where time ends before the rest)
-    for rank, task in product(range(4), ORDER):
-        contest([case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
-    return record(contest(whole, setting), setting)
+    return record(contest(list(cases()), setting), setting)
 
 
 def draw(found: Record) -> Figure:
     """Draw one panel for each task: a row for each contender, a colour for each start."""
-    entries = found.data["entries"]
-    tasks = [task for task in ORDER if any(entry["task"] == task for entry in entries)]
-    starts = [start for start in STARTS if any(entry["start"] == start for entry in entries)]
-    arms = [arm for arm in ARMS if any(entry["arm"] == arm for entry in entries)]
-    with panels(len(tasks), width=2.3, height=1.2 + 0.28 * len(arms)) as (figure, axes):
-        for panel, task in zip(axes, tasks, strict=True):
-            for place, start in enumerate(starts):
+    entries, arms = found.data["entries"], list(ARMS)
+    with panels(len(ORDER), width=2.3, height=1.2 + 0.28 * len(ARMS)) as (figure, axes):
+        for panel, task in zip(axes, ORDER, strict=True):
+            for place, start in enumerate(STARTS):
                 mine = [e for e in entries if (e["task"], e["start"]) == (task, start)]
                 spans = [t_interval(e["losses"]) for e in mine]
                 panel.errorbar(
                     [span.mean for span in spans],
-                    [arms.index(e["arm"]) + 0.18 * (place - (len(starts) - 1) / 2) for e in mine],
+                    [arms.index(e["arm"]) + 0.18 * (place - (len(STARTS) - 1) / 2) for e in mine],
                     xerr=[span.half_width for span in spans],
                     linestyle="none",
                     markersize=3.5,
@@ -265,6 +419,3 @@ def draw(found: Record) -> Figure:
             panel.set_yticks(range(len(arms)), arms if panel is axes[0] else [""] * len(arms))
         legend(figure, axes[0])
         return figure
-
-
-OPTIMIZERS = experiment("optimizers", run, draw)

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,23 +52,31 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _balanced_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
-    ps.balance_(model, graph)
+def _adamw(model: nn.Module, lr: float) -> AdamW:
     return AdamW(_trained(model), lr=lr)
+
+
+def _sgd(model: nn.Module, lr: float) -> SGD:
+    return SGD(_trained(model), lr=lr, momentum=0.9)
 
 
 def _conditioned_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
     ps.rescale_(model, graph, ps.choose_gauge(model, graph, ps.Conditioning()))
-    return AdamW(_trained(model), lr=lr)
-
-
-def _gauge_fixed(
-    model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: str = "unit"
-) -> Optimizer:
-    return GaugeFixed(AdamW(_trained(model), lr=lr), graph, model=model, norms=norms)
+    return _adamw(model, lr)
 
 
 Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
+Inner = Callable[[nn.Module, float], Any]
+
+
+def _gauge_fixed(inner: Inner, norms: str = "unit") -> Maker:
+    return lambda m, g, lr: GaugeFixed(inner(m, lr), g, model=m, norms=norms)
+
+
+def _on_paths(kind: Any, **options: Any) -> Maker:
+    return lambda m, g, lr: kind(
+        m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), **options
+    )
 
 
 def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimizer:
@@ -84,47 +92,34 @@ def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimiz
 
 def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Factors of the adapters."""
-    sides = [
-        [p for name, p in model.named_parameters() if name.startswith(side)]
-        for side in ("up", "down")
-    ]
-    return list(zip(*sides, strict=True))
+    named = [*model.named_parameters()]
+    up, down = ([p for name, p in named if name.startswith(side)] for side in ("up", "down"))
+    return list(zip(up, down, strict=True))
 
 
+def _lora_plus(model: nn.Module, lr: float) -> AdamW:
+    return lora_plus(_pairs(model), lr)
+
+
+# contender -> the lowest of its rates, and its optimizer
 ARMS: dict[str, tuple[float, Maker]] = {
-    "SGD": (1e-3, lambda m, _g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
-    "AdamW": (1e-4, lambda m, _g, lr: AdamW(_trained(m), lr=lr)),
+    "SGD": (1e-3, lambda m, _g, lr: _sgd(m, lr)),
+    "AdamW": (1e-4, lambda m, _g, lr: _adamw(m, lr)),
     "RMSProp": (3e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
     "Muon": (1e-3, lambda m, _g, lr: Shell(_muon(m, lr))),
-    "gauge-fixed SGD": (
-        1e-3,
-        lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m),
-    ),
-    "gauge-fixed AdamW": (1e-4, _gauge_fixed),
-    "gauge-fixed AdamW, norms by tensor": (1e-4, partial(_gauge_fixed, norms="tensor")),
-    "gauge-fixed AdamW, initial norms": (1e-4, partial(_gauge_fixed, norms="initial")),
-    "gauge-fixed Muon": (1e-3, lambda m, g, lr: GaugeFixed(_muon(m, lr), g, model=m)),
-    "balanced start, AdamW": (1e-4, _balanced_adamw),
+    "gauge-fixed SGD": (1e-3, _gauge_fixed(_sgd)),
+    "gauge-fixed AdamW": (1e-4, _gauge_fixed(_adamw)),
+    "gauge-fixed AdamW, norms by tensor": (1e-4, _gauge_fixed(_adamw, "tensor")),
+    "gauge-fixed AdamW, initial norms": (1e-4, _gauge_fixed(_adamw, "initial")),
+    "gauge-fixed Muon": (1e-3, _gauge_fixed(_muon)),
+    "balanced start, AdamW": (1e-4, lambda m, g, lr: _adamw(ps.balance_(m, g), lr)),
     "conditioned start, AdamW": (1e-4, _conditioned_adamw),
-    "G-SGD, bound 1": (
-        1e-3,
-        lambda m, g, lr: GSGD(
-            m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0
-        ),
-    ),
-    "G-Adam": (
-        1e-5,
-        lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude")),
-    ),
-    "G-Adam, bound 1": (
-        1e-4,
-        lambda m, g, lr: GAdam(
-            m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0
-        ),
-    ),
+    "G-SGD, bound 1": (1e-3, _on_paths(GSGD, max_multiplier=1.0)),
+    "G-Adam": (1e-5, _on_paths(GAdam)),
+    "G-Adam, bound 1": (1e-4, _on_paths(GAdam, max_multiplier=1.0)),
     "Path-SGD": (3e-3, _path_sgd),
-    "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
-    "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
+    "LoRA+": (1e-5, lambda m, _g, lr: _lora_plus(m, lr)),
+    "gauge-fixed LoRA+": (1e-5, _gauge_fixed(_lora_plus)),
     "LoRA-RITE": (3e-4, lambda m, _g, lr: LoRARite(_pairs(m), lr)),
     # (trained by AdamW as AdamW is, for as long)
     SIMPLE: (1e-3, lambda m, _g, lr: AdamW(m.parameters(), lr=lr)),
@@ -196,8 +191,7 @@ def run_data(task: str, scale: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: losses on validation and test data, the test
-    error, and whether it failed.
+    """The result of a run: losses on validation and test data, and the test error.
 
     A run fails if a loss stops being finite, if that on validation data ends above where it began,
     or if the optimizer refuses the network.
@@ -270,9 +264,8 @@ def carry_out(run: Run) -> Result:
         try:
             optimizer = ARMS[run.arm][1](model, graph, run.lr)
         except PathspaceError as error:
-            return Result(
-                math.nan, math.nan, math.nan, True, str(error), time.process_time() - started
-            )
+            spent = time.process_time() - started
+            return Result(math.nan, math.nan, math.nan, True, str(error), spent)
         schedule = LambdaLR(optimizer, lambda step: 1 - step / run.steps)
         order = torch.Generator().manual_seed(run.seed)
         for _ in range(run.steps):
@@ -290,19 +283,3 @@ def carry_out(run: Run) -> Result:
         tested = score(model, test)
     reason = "diverged" if failed else ""
     return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
-
-
-__all__ = [
-    "ARMS",
-    "ONLY",
-    "SIMPLE",
-    "STARTS",
-    "Result",
-    "Run",
-    "carry_out",
-    "graph_of",
-    "prepared",
-    "rates",
-    "run_data",
-    "score",
-]

@@ -20,7 +20,7 @@ from ..task import Split
 from ..tasks.digits import image_splits
 from ..tasks.fetched import bible_tokens
 from ..tasks.papers import mnist_splits
-from ..tasks.text import SHARES, chunks, topics_text
+from ..tasks.text import chunks, topics_tokens
 
 BATCH = {"embedded": 32, "fetched": 64}
 # (narrower networks need more steps to pass a linear model)
@@ -35,9 +35,7 @@ Splits = tuple[Split, Split, Split]
 
 @cache
 def images(scale: str) -> Splits:
-    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14,
-    which are means over 2 x 2.
-    """
+    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14."""
     if scale == "embedded":
         return image_splits()
     first, second, third = (
@@ -49,15 +47,9 @@ def images(scale: str) -> Splits:
 
 @cache
 def text(scale: str) -> tuple[Splits, int]:
-    """Texts in chunks, and the number of characters: Python's documentation
-    or the King James Bible.
-    """
+    """Python's documentation or the King James Bible in chunks; its characters."""
     if scale == "embedded":
-        topics = topics_text()
-        place = {character: i for i, character in enumerate(sorted(set(topics)))}
-        tokens = torch.tensor([place[character] for character in topics])
-        ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
-        parts, size = list(tokens.tensor_split(ends)), len(place)
+        parts, size = topics_tokens()
     else:
         parts, size = bible_tokens(given("optimizers", None, "bible"))
         if size != source("bible").symbols:
@@ -79,33 +71,25 @@ def _turned(scale: str) -> Splits:
 
 
 class Adapted(nn.Module):
-    """A trained network of three hidden layers, frozen, with adapters of low rank
-    beside its inner layers.
-
-    Args:
-        layers: the trained layers.
-        rank: of the adapters.
-    """
+    """A trained network, frozen, with adapters of low rank beside its inner layers."""
 
     def __init__(self, layers: nn.Sequential, rank: int) -> None:
         super().__init__()
         self.layers = layers.requires_grad_(False)
         inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
-        self.down = nn.ParameterList(
-            nn.Parameter(torch.randn(rank, one.in_features) / one.in_features**0.5) for one in inner
-        )
-        self.up = nn.ParameterList(
-            nn.Parameter(torch.zeros(one.out_features, rank)) for one in inner
-        )
+        down = [torch.randn(rank, one.in_features) / one.in_features**0.5 for one in inner]
+        self.down = nn.ParameterList(map(nn.Parameter, down))
+        up = [torch.zeros(one.out_features, rank) for one in inner]
+        self.up = nn.ParameterList(map(nn.Parameter, up))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to scores."""
-        number = 0
+        adapters = zip(self.down, self.up, strict=True)
         for layer in self.layers:
             y = layer(x)
-            if isinstance(layer, nn.Linear) and number < len(self.down):
-                y = y + x @ self.down[number].T @ self.up[number].T
-                number += 1
+            if isinstance(layer, nn.Linear) and (adapter := next(adapters, None)):
+                down, up = adapter
+                y = y + x @ down.T @ up.T
             x = y
         return x
 
@@ -125,14 +109,8 @@ def _cnn(scale: str) -> nn.Sequential:
     first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     pixels, width = (math.isqrt(_pixels(scale)) // 4) ** 2, WIDTH[scale]
-    return nn.Sequential(
-        *first,
-        *second,
-        nn.Flatten(),
-        nn.Linear(16 * pixels, width),
-        nn.ReLU(),
-        nn.Linear(width, 10),
-    )
+    read = nn.Flatten(), nn.Linear(16 * pixels, width), nn.ReLU(), nn.Linear(width, 10)
+    return nn.Sequential(*first, *second, *read)
 
 
 def _resnet(scale: str) -> CifarResNet:
@@ -171,29 +149,15 @@ GPT = "character GPT"
 TASKS: dict[str, tuple[Callable[[str], nn.Module], Callable[[str], Splits]]] = {
     "MLP": (_mlp, images),
     "CNN": (_cnn, images),
-    "batch-norm ResNet": (_resnet, images),
-    "ViT": (_vit, images),
-    GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
     "adapters": (_adapted, _turned),
+    "batch-norm ResNet": (_resnet, images),
+    GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
+    "ViT": (_vit, images),
 }
 # steps of a run, the same for all contenders: fewer where each costs more
 STEPS = {
-    "embedded": {
-        "MLP": 150,
-        "CNN": 150,
-        "adapters": 150,
-        "batch-norm ResNet": 80,
-        GPT: 80,
-        "ViT": 200,
-    },
-    "fetched": {
-        "MLP": 1000,
-        "CNN": 1200,
-        "adapters": 1800,
-        "batch-norm ResNet": 300,
-        GPT: 800,
-        "ViT": 1200,
-    },
+    "embedded": dict(zip(TASKS, (150, 150, 150, 80, 80, 200), strict=True)),
+    "fetched": dict(zip(TASKS, (1000, 1200, 1800, 300, 800, 1200), strict=True)),
 }
 
 
@@ -202,7 +166,3 @@ def chance(task: str, scale: str) -> float:
     if task != GPT:
         return math.log(10)
     return math.log(source("bible").symbols if scale == "fetched" else text(scale)[1])
-
-
-__all__ = ["BATCH", "CHUNKS", "LENGTH", "RANK", "STEPS", "TASKS", "UPRIGHT"]
-__all__ += ["chance", "images", "linear_model", "text"]

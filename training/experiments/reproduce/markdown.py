@@ -19,23 +19,10 @@ def markdown_table(table: Table) -> str:
 
 
 def markdown_texts(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of texts in Markdown; all columns are aligned left.
-
-    Example:
-        >>> print(markdown_texts(["a"], [["one"]]))
-        | a |
-        | --- |
-        | one |
-        <BLANKLINE>
-    """
+    """A table of texts in Markdown; all columns are aligned left."""
     return "\n".join([*map(markdown_row, (head, ["---"] * len(head), *rows)), ""])
 
 
 def markdown_row(cells: Iterable[str]) -> str:
-    r"""A row of a table in Markdown.
-
-    Example:
-        >>> markdown_row(["a", "b|c"])
-        '| a | b\\|c |'
-    """
+    """A row of a table in Markdown."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

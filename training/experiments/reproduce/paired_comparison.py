@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from .experiment import Setting
 from .holm import Claim
 from .pictures import draw_curves, legend, panels
-from .recipes import Cell, full_arms, lacking, listed, table_cells
+from .recipes import Cell, full_arms, listed, table_cells
 from .record import Record, Table, about, judged
 from .record import remarks as told
 from .tuning import Arm, Measured, measure_enough, versus
@@ -47,7 +47,8 @@ def of_table(
     A claim is its statement, the place (row and column) that is claimed to be better, and the other
     place; ``value`` reads the printed figure of a cell, lower is better.
     """
-    cells, arms = table_cells(table), full_arms(table, setting)
+    cells = table_cells(table)
+    arms, left = full_arms(table, setting)
     return {
         "pairs": [(cells[place], arm) for place, arm in arms.items()],
         "duels": [
@@ -60,7 +61,7 @@ def of_table(
             for statement, ours, rival in claims
             if ours in arms and rival in arms
         ],
-        "remarks": lacking(table, setting),
+        "remarks": left,
     }
 
 
@@ -126,26 +127,16 @@ def hold(
             for task in part
             for name, value in bars[task].items()
         ]
-    columns = (
-        "arm",
-        "learning rate",
-        f"validation {show.metric}",
-        f"test {show.metric}",
-        "diverged",
-    )
+    metrics = f"validation {show.metric}", f"test {show.metric}"
+    columns = ("arm", "learning rate", *metrics, "diverged")
+    labelled = [(cell, replace(arm, label=named(arm.base.task, arm.label))) for cell, arm in pairs]
+    seeds = max(len(m.outcomes) for m in measured)
     record = Record(
         **about(name) | ({} if paper is None else {"paper": paper}),
         scale=setting.scale,
         ours=Table(columns, tuple(rows)),
         differs=(
-            *listed(
-                [
-                    (cell, replace(arm, label=named(arm.base.task, arm.label)))
-                    for cell, arm in pairs
-                ],
-                setting,
-                max(len(m.outcomes) for m in measured),
-            ),
+            *listed(labelled, setting, seeds),
             *told(name, **figures or {}),
             *remarks,
         ),
@@ -163,12 +154,8 @@ def hold(
 
 def row(m: Measured, show: Show) -> tuple[str, ...]:
     """Return an arm's line of the table, without its name."""
-    interval = m.interval
-    test = (
-        f"{show.value(interval.mean)} ± {show.value(interval.half_width)}"
-        if interval.count
-        else "–"
-    )
+    mean, half, count = astuple(m.interval)
+    test = f"{show.value(mean)} ± {show.value(half)}" if count else "–"
     diverged = sum(outcome.diverged for outcome in m.outcomes)
     rate = f"{m.lr:g}{'*' if m.edge else ''}"
     return (rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")

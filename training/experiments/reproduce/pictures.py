@@ -21,13 +21,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 def panels(
     count: int, width: float = 4.2, height: float = 3.4
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """Yield a figure and its panels in a row, in the house's style.
-
-    Example:
-        >>> with panels(2) as (figure, axes):
-        ...     len(axes)
-        2
-    """
+    """Yield a figure and its panels in a row, in the house's style."""
     with matplotlib.rc_context(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     ):

@@ -11,34 +11,40 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..config import versions
 from ..task import Split, Task, load_task
+
+# Packages on which the results of a run may depend.
+PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning")
 
 
 def run_key(settings: Mapping[str, Any], data: str) -> str:
-    """Return the name of a run: a digest of its settings and of its data.
-
-    Example:
-        >>> run_key({"lr": 0.1}, "d") == run_key({"lr": 0.1}, "d") != run_key({"lr": 0.2}, "d")
-        True
-    """
+    """Return the name of a run: a digest of its settings and of its data."""
     told = json.dumps({**settings, "data": data}, sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:20]
 
 
-def provenance() -> dict[str, str]:
-    """Return commit, processor, system and versions of what computes here.
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which a result may depend."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
 
-    Example:
-        >>> {"commit", "processor", "system", "torch"} <= set(provenance())
-        True
-    """
+
+def provenance() -> dict[str, str]:
+    """Return commit, processor, system and versions of what computes here."""
     return {
         "commit": _commit(),
         "processor": _processor(),
@@ -48,9 +54,7 @@ def provenance() -> dict[str, str]:
 
 
 def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the provenance of results that were computed in several places: by key,
-    all values in their order.
-    """
+    """Return the provenance of several results: by key, all values in their order."""
     keys = dict.fromkeys(key for origin in origins for key in origin)
     return {
         key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys
@@ -71,13 +75,7 @@ def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
 
 
 def splits_digest(splits: Iterable[Split]) -> str:
-    """Return a digest of all examples and labels of splits.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks.digits import image_splits
-        >>> len(splits_digest(image_splits()))
-        16
-    """
+    """Return a digest of all examples and labels of splits."""
     found = hashlib.sha256()
     for split in splits:
         for tensor in (split.inputs, split.targets):
@@ -106,9 +104,8 @@ def _commit() -> str:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or "unknown"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -37,22 +37,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything about one experiment.
-
-    Args:
-        name: what users type.
-        title: one line.
-        source: paper and table or figure.
-        scale: ``embedded``, ``fetched`` or ``full``.
-        paper: the paper's figures.
-        ours: our figures.
-        differs: how our setting differs from the paper's, one sentence each.
-        protocol: how rates were chosen and what was repeated, one sentence each.
-        claims: judged claims.
-        caption: what the picture shows.
-        data: numbers behind table and picture.
-        seconds: time of all runs, on one thread each.
-        versions: of what computed it: commit, processor, libraries.
+    """Everything about one experiment: the paper's figures and ours, how the setting ``differs``,
+    the ``protocol`` (one sentence each), judged claims, the numbers behind table and picture
+    (``data``), the time of all runs on one thread each, and the ``versions`` of what computed it.
     """
 
     name: str
@@ -105,21 +92,14 @@ class Record:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return name, title, source, caption and the paper's figures of an experiment,
-    as arguments of a record.
-    """
+    """Return what the texts say of an experiment, as arguments of a record."""
     entry = texts()[name]
     found = {"name": name, **{key: entry[key] for key in ("title", "source", "caption")}}
     return found | ({"paper": Table.of(entry["paper"])} if "paper" in entry else {})
 
 
 def remarks(name: str, **figures: object) -> tuple[str, ...]:
-    """Return what else differs from the paper, with the figures that the text leaves to the code.
-
-    Example:
-        >>> remarks("language")[0]
-        "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested."
-    """
+    """Return what else differs from the paper, with figures of the code."""
     return tuple(remark.format(**figures) for remark in texts()[name].get("remarks", ()))
 
 
@@ -141,19 +121,13 @@ def judged_again(record: Record) -> Record:
     return replace(record, claims=judged([claim for family in families for claim in family]))
 
 
-def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
+def judged(claims: Iterable[Claim]) -> tuple[dict[str, Any], ...]:
     """Return judged claims as plain values."""
     return tuple(claim.to_dict() for claim in claims)
 
 
 def on_these_items(claim: Mapping[str, Any]) -> bool:
-    """Whether another test split might turn a verdict: the interval for other
-    items contains zero.
-
-    Example:
-        >>> on_these_items({"verdict": "better", "items_low": -0.1, "items_high": 0.3})
-        True
-    """
+    """Whether other test items might turn a verdict: their interval contains zero."""
     return (
         claim["verdict"] in ("better", "worse")
         and claim.get("items_low") is not None

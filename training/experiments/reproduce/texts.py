@@ -10,15 +10,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import judge, positive
-from .paired_comparison import (
-    PairedComparison,
-    Show,
-    draw_paired_comparison,
-    hold,
-    of_table,
-)
+from .paired_comparison import PairedComparison, Show, hold, of_table
 from .pictures import draw_curves, legend, panels
 from .recipes import Cell, table_cells
 from .record import Record, judged
@@ -89,9 +83,7 @@ def language(setting: Setting) -> Record:
 
 
 def translation(setting: Setting) -> Record:
-    """A transformer that translates, without and with the penal connection, and the
-    efficiency of its chain.
-    """
+    """A transformer that translates, and the efficiency of its chain."""
     cells, quick = table_cells("markov-chain-table-1"), "WMT-16 EN/DE (Q)"
     plain, penal = columns = "transformer", "Markov chain"
     less = "the penal connection errs less"
@@ -166,7 +158,3 @@ def draw_translation(record: Record) -> Figure:
         axes[1].axhline(0, color="black", linewidth=0.6)
         legend(figure, axes[0])
         return figure
-
-
-LANGUAGE = experiment("language", language, draw_paired_comparison)
-TRANSLATION = experiment("translation", translation, draw_translation)

@@ -19,8 +19,7 @@ from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
-from ..trainer import lightning_trainer
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import judge, positive
 from .pictures import look, panels
 from .recipes import table_cells
@@ -33,12 +32,6 @@ PRECISION, LEAST, MOST = 0.01, 8, 2000
 BOUND = 0.1
 # Layers of the stack and their units; maps of the recurrent network.
 LAYERS, UNITS, MAPS = 4, 200, 16
-ONE_THREAD = (
-    (
-        "One processor thread in place of a GPU; the time is the thread's processor time, without"
-        " other programs."
-    ),
-)
 # ours, the paper's column, model, inputs of a batch, the paper's increase for
 # G-SGD, with Path-SGD or not
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
@@ -58,44 +51,26 @@ CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], 
 def seconds_of_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, steps: int
 ) -> float:
-    """Return the processor time of one training step: forward, backward, update.
-
-    Example:
-        >>> model = ReluRNN(2, 3, 4)
-        >>> seconds_of_step(
-        ...     model, torch.optim.SGD(model.parameters(), lr=1e-6), torch.zeros(2, 3, 2), 1
-        ... ) > 0
-        True
-    """
-    targets = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
+    """Return the processor time of one training step: forward, backward, update."""
+    targets = torch.zeros(len(batch), dtype=torch.int64)
     # The time of this thread alone: what other programs do on the machine does not count.
-    # A GPU has no such clock.
-    clock = time.perf_counter if batch.is_cuda else time.thread_time
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    started = clock()
+    started = time.thread_time()
     for _ in range(steps):
         optimizer.zero_grad()
         functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-    if batch.is_cuda:
-        torch.cuda.synchronize(batch.device)
-    return (clock() - started) / steps
+    return (time.thread_time() - started) / steps
 
 
 def run(setting: Setting) -> Record:
-    """Time the optimizers in turn, round by round, so that other load has the
-    same effect on all of them.
-    """
+    """Time the optimizers in turn: other load has the same effect on all."""
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
-    device = lightning_trainer(device=setting.device).strategy.root_device
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, make, shape, _, path_sgd in CASES:
-            batch = torch.randn(shape).to(device)
-            times = alternate(contenders_of(make, batch, steps, path_sgd), most)
+            times = alternate(contenders_of(make, torch.randn(shape), steps, path_sgd), most)
             data[name] = times
             increase = _more(times["G-SGD"], times["SGD"])
             claims.append(
@@ -105,43 +80,31 @@ def run(setting: Setting) -> Record:
                     [BOUND - v for v in increase],
                 )
             )
-            path = _more(times["Path-SGD"], times["SGD"]) if path_sgd else []
+            path = []
             if path_sgd:
+                path = _more(times["Path-SGD"], times["SGD"])
                 ratios = _more(times["Path-SGD"], times["G-SGD"])
                 claims.append(positive(f"{name}: Path-SGD costs more than G-SGD", ratios))
-            rows.append(
-                (
-                    name,
-                    f"{len(increase)}",
-                    f"{1e3 * t_interval(times['SGD']).mean:.2f}",
-                    t_interval(increase).show("+.1%"),
-                    t_interval(path).show("+.1%"),
-                )
-            )
+            sgd = f"{1e3 * t_interval(times['SGD']).mean:.2f}"
+            more = (t_interval(ratios).show("+.1%") for ratios in (increase, path))
+            rows.append((name, f"{len(increase)}", sgd, *more))
+    columns = ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by")
     unknown = [name for name, times in data.items() if not _known(times)]
     cells = table_cells("path-space-table-6")
     wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
         **about("time"),
         scale=setting.scale,
-        ours=Table(
-            ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"),
-            tuple(rows),
-        ),
+        ours=Table(columns, tuple(rows)),
         differs=(
-            *(ONE_THREAD if setting.device == "cpu" else ()),
+            "One processor thread in place of a GPU; the time is the thread's processor time,"
+            " without other programs.",
             *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
         ),
         protocol=(
-            *(
-                (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
-                * (setting.device != "cpu")
-            ),
-            (
-                f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
-                " round by round, and the interval is over rounds. A first round is a warm-up and"
-                " does not count."
-            ),
+            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
+            " round by round, and the interval is over rounds. A first round is a warm-up and"
+            " does not count.",
             f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
             f" {PRECISION:.0%} of its mean"
             + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
@@ -155,10 +118,9 @@ def run(setting: Setting) -> Record:
 def alternate(
     contenders: Mapping[str, Callable[[], float]], most: int = MOST
 ) -> dict[str, list[float]]:
-    """Let contenders take turns until the ratios of their times to the first one's
-    are known to one percent.
-
-    Other load has the same effect on all of them. The first turn is a warm-up and does not count.
+    """Let contenders take turns until the ratios of their times to the first one's are known to one
+    percent. Other load has the same effect on all of them. The first turn is a warm-up and does not
+    count.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for measure in contenders.values():
@@ -172,9 +134,7 @@ def alternate(
 
 
 def _known(times: Mapping[str, Sequence[float]]) -> bool:
-    """Tell whether the mean ratio of every contender to the first lies in an interval of
-    one percent to either side.
-    """
+    """Whether the mean ratio of every contender to the first is known to one percent."""
     first, *others = times.values()
     known = [t_interval([v / one for v, one in zip(o, first, strict=True)]) for o in others]
     return all(ratio.half_width <= PRECISION * ratio.mean for ratio in known)
@@ -192,21 +152,15 @@ def contenders_of(
     contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()
-        skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
+        skeleton = ps.trace(model, batch[:2]).skeleton()
         init_skeleton_(model, skeleton)
-        model.to(batch.device)
+        named = model.named_parameters()
         # so small a rate that no network diverges for any random targets
-        optimizer: torch.optim.Optimizer
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         if name == "G-SGD":
-            optimizer = GSGD(
-                model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None
-            )
+            optimizer = GSGD(named, lr=1e-6, skeleton=skeleton)
         elif name == "Path-SGD":
-            optimizer = PathSGD(
-                model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False
-            )
-        else:
-            optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+            optimizer = PathSGD(named, lr=1e-6, model=model, example=(batch[:1],), second=False)
         contenders[name] = partial(seconds_of_step, model, optimizer, batch, steps)
     return contenders
 
@@ -217,20 +171,10 @@ def draw(record: Record) -> Figure:
         for panel, (name, times) in zip(axes, record.data["times"].items(), strict=True):
             for place, values in enumerate(times.values()):
                 ratios = [v / s for v, s in zip(values, times["SGD"], strict=True)]
-                panel.plot(
-                    [place] * len(ratios),
-                    ratios,
-                    linestyle="none",
-                    alpha=0.6,
-                    markersize=4,
-                    **look(place),
-                )
-            panel.axhline(
-                1 + record.data["printed"][name], color="black", linewidth=0.8, linestyle="--"
-            )
+                style = {"linestyle": "none", "alpha": 0.6, "markersize": 4, **look(place)}
+                panel.plot([place] * len(ratios), ratios, **style)
+            printed = 1 + record.data["printed"][name]
+            panel.axhline(printed, color="black", linewidth=0.8, linestyle="--")
             panel.set_xticks(range(len(times)), list(times))
             panel.set(title=name, ylabel="time of a step / SGD's")
         return figure
-
-
-TIME = experiment("time", run, draw)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from torch import Tensor
 from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import t_interval
-from ..models.toy import Toy
+from ..models.residual import Toy
 from ..threads import one_thread
-from .experiment import Setting, experiment
+from .experiment import Setting
 from .holm import judge, positive
 from .pictures import draw_curves, legend, look, panels
 from .record import Record, Table, about, judged, percent, remarks
@@ -45,8 +45,7 @@ FAILED = 0.02
 RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
-@dataclass(frozen=True)
-class Net:
+class Net(NamedTuple):
     """One of the networks: seed of its first weights and its points, skip connection (1) or none
     (0), penal strength against the mean loss of a batch, as the paper's hook has it, and rate.
     """
@@ -58,9 +57,7 @@ class Net:
 
 
 class Toys:
-    """Networks side by side, each of which starts as a ``Toy`` of its seed: three weight tensors,
-    shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4).
-    """
+    """Networks side by side, each of which starts as a ``Toy`` of its seed."""
 
     def __init__(self, nets: Sequence[Net]) -> None:
         made = []
@@ -113,10 +110,7 @@ def square(count: int, seed: int) -> Tensor:
 
 
 def train_toys(
-    nets: Sequence[Net],
-    steps: int,
-    look_at: Callable[[Toys], None] | None = None,
-    every: int = 100,
+    nets: Sequence[Net], steps: int, look_at: Callable[[Toys], None] | None = None, every: int = 100
 ) -> Toys:
     """Train networks side by side with SGD on fresh points of the square [-1, 1]^2; those of one
     seed meet the same points.
@@ -127,10 +121,8 @@ def train_toys(
     seeds = sorted({net.seed for net in nets})
     place = torch.tensor([seeds.index(net.seed) for net in nets])
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    rates, strength = (
-        _column([net.lr for net in nets]),
-        torch.tensor([net.tau for net in nets], dtype=torch.float32),
-    )
+    rates = _column([net.lr for net in nets])
+    strength = torch.tensor([net.tau for net in nets], dtype=torch.float32)
     block: list[Tensor] = []
     for step in range(steps + 1):
         if look_at is not None and step % every == 0:
@@ -161,76 +153,45 @@ def toy(setting: Setting) -> Record:
     started = time.perf_counter()
     steps = setting.budget(STEPS)
     with one_thread():
-        tuned = _grid(
-            [(label, skip, tau, lr) for label, skip, tau in ARMS for lr in RATES],
-            TUNING_SEEDS,
-            steps,
-        )
-        tables = {
-            label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in ARMS
-        }
+        tuned = iter(_train([(*arm, lr) for arm in ARMS for lr in RATES], TUNING_SEEDS, steps))
+        tables = {label: {lr: float(np.mean(next(tuned)[0])) for lr in RATES} for label, *_ in ARMS}
         best = {label: best_rate(table) for label, table in tables.items()}
-        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in ARMS], SEEDS, steps)
-    test = {label: fresh[label, best[label]][1] for label, *_ in ARMS}
-    curves = {label: fresh[label, best[label]][2] for label, *_ in ARMS}
+        fresh = _train([(*arm, best[arm[0]]) for arm in ARMS], SEEDS, steps)
+    test = {arm[0]: errors for arm, (_, errors, _) in zip(ARMS, fresh, strict=True)}
+    curves = {arm[0]: lines for arm, (*_, lines) in zip(ARMS, fresh, strict=True)}
     pairs = [("the skip connection lowers the error of the plain net", "skip", "plain")]
-    pairs += [
-        (f"{label} lowers the error of the skip net", label, "skip")
-        for label, _, tau in ARMS
-        if tau
-    ]
-    claims = [
-        positive(
-            f"{statement} (log10 of the ratio)",
-            [
-                float(np.log10(b / a))
-                for a, b in zip(test[ours], test[rival], strict=True)
-                if a < np.inf and b < np.inf
-            ],
-            pattern="+.2f",
-        )
-        for statement, ours, rival in pairs
-    ]
+    for label, _, tau in ARMS:
+        if tau:
+            pairs.append((f"{label} lowers the error of the skip net", label, "skip"))
+    claims = []
+    for statement, ours, rival in pairs:
+        sound = [(a, b) for a, b in zip(test[ours], test[rival], strict=True) if max(a, b) < np.inf]
+        gains = [float(np.log10(b / a)) for a, b in sound]
+        claims.append(positive(f"{statement} (log10 of the ratio)", gains, pattern="+.2f"))
     rows = []
-    for label, *_ in ARMS:
-        logs = t_interval([float(np.log10(v)) for v in test[label] if np.isfinite(v)])
-        rows.append(
-            (
-                label,
-                f"{best[label]:g}{'*' if best[label] in (min(RATES), max(RATES)) else ''}",
-                f"{float(np.median(test[label])):.2e}",
-                logs.show(".2f"),
-                f"{sum(v > FAILED for v in test[label])} of {len(test[label])}",
-            )
-        )
+    for label, errors in test.items():
+        edge = "*" if best[label] in (min(RATES), max(RATES)) else ""
+        logs = t_interval([float(np.log10(v)) for v in errors if np.isfinite(v)])
+        failed = f"{sum(v > FAILED for v in errors)} of {len(errors)}"
+        median = f"{float(np.median(errors)):.2e}"
+        rows.append((label, f"{best[label]:g}{edge}", median, logs.show(".2f"), failed))
+    failing = f"failed (error above {FAILED:g})"
+    columns = ("arm", "learning rate", "median test error", "log10 of test error", failing)
     return Record(
         **about("toy"),
         scale=setting.scale,
-        ours=Table(
-            (
-                "arm",
-                "learning rate",
-                "median test error",
-                "log10 of test error",
-                f"failed (error above {FAILED:g})",
-            ),
-            tuple(rows),
-        ),
+        ours=Table(columns, tuple(rows)),
         differs=(
             *remarks("toy", widths=widths(), batch=BATCH, taus=len(TAUS)),
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
         protocol=(
-            (
-                f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
-                f"{len(TUNING_SEEDS)} tuning "
-                "seeds on points of their own; * marks a choice at the edge."
-            ),
-            (
-                f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same"
-                " initial weights and points. Claims compare logarithms, because a few failed"
-                " seeds would dominate a mean."
-            ),
+            f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by"
+            f" {len(TUNING_SEEDS)} tuning seeds on points of their own; * marks a choice at the"
+            " edge.",
+            f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same"
+            " initial weights and points. Claims compare logarithms, because a few failed"
+            " seeds would dominate a mean.",
         ),
         claims=judged(judge(claims)),
         data={
@@ -244,31 +205,29 @@ def toy(setting: Setting) -> Record:
     )
 
 
-def _grid(
+Ended = tuple[list[float], list[float], list[list[float | None]]]
+
+
+def _train(
     runs: Sequence[tuple[str, float, float, float]], seeds: Sequence[int], steps: int
-) -> dict[tuple[str, float], tuple[list[float], list[float], list[list[float | None]]]]:
-    """Train every run with every seed; return validation errors, test errors and
-    curves by label and rate.
-    """
+) -> list[Ended]:
+    """Train every run with every seed; return validation errors, test errors and curves."""
     nets = [Net(seed, skip, tau, lr) for _, skip, tau, lr in runs for seed in seeds]
     points, seen = square(TESTED, VALID_POINTS), []
-    every = max(1, steps // LOOKS)
-    toys = train_toys(nets, steps, lambda toys: seen.append(toys.errors(points)), every)
+    toys = train_toys(
+        nets, steps, lambda toys: seen.append(toys.errors(points)), max(1, steps // LOOKS)
+    )
     # A network that overflowed has no error; it counts as infinitely bad.
     valid, test = (
         toys.errors(some).nan_to_num(nan=torch.inf).tolist()
         for some in (points, square(TESTED, TEST_POINTS))
     )
-    history = torch.stack(seen, 1)
-    found = {}
-    for i, (label, _, _, lr) in enumerate(runs):
-        part = slice(i * len(seeds), (i + 1) * len(seeds))
-        lines = [
-            [float(f"{v:.4g}") if np.isfinite(v) else None for v in line]
-            for line in history[part].tolist()
-        ]
-        found[label, lr] = (valid[part], test[part], lines)
-    return found
+    lines = [
+        [float(f"{v:.4g}") if np.isfinite(v) else None for v in line]
+        for line in torch.stack(seen, 1).tolist()
+    ]
+    parts = [slice(i, i + len(seeds)) for i in range(0, len(nets), len(seeds))]
+    return [(valid[part], test[part], lines[part]) for part in parts]
 
 
 def draw_toy(record: Record) -> Figure:
@@ -283,13 +242,11 @@ def draw_toy(record: Record) -> Figure:
 
 
 def ideal_direction(setting: Setting) -> Record:
-    """Measure how often a step along ``-g`` from a chain state lowers the
-    loss, while the toy trains.
-    """
+    """Measure how often a step along ``-g`` from a chain state lowers the loss."""
     started = time.perf_counter()
-    steps = setting.budget(STEPS)
-    seeds = SEEDS[:10]
+    steps, seeds = setting.budget(STEPS), SEEDS[:10]
     points = square(TESTED, VALID_POINTS)
+    wanted = target(points)
     shares: dict[float, list[list[float]]] = {eta: [] for eta in ETAS}
     changes: dict[float, list[float]] = {eta: [] for eta in ETAS}
 
@@ -297,7 +254,6 @@ def ideal_direction(setting: Setting) -> Record:
         with torch.no_grad():
             _, state = toys.chain(points.expand(len(seeds), -1, -1))
         state.requires_grad_()
-        wanted = target(points)
         before = (toys.read(state) - wanted).square()
         (gradient,) = torch.autograd.grad(before.sum(), state)
         with torch.no_grad():
@@ -316,26 +272,22 @@ def ideal_direction(setting: Setting) -> Record:
         positive(
             f"eta = {eta:g}: the loss falls in more than {percent(SHARE)} of situations"
             f" (share above {percent(SHARE)})",
-            [s - SHARE for s in means[eta]],
+            [share - SHARE for share in values],
         )
-        for eta in ETAS
+        for eta, values in means.items()
+    ]
+    rows = [
+        (f"{eta:g}", t_interval(values).show(".1%"), f"{min(values):.1%}")
+        for eta, values in means.items()
     ]
     return Record(
         **about("ideal-direction"),
         scale=setting.scale,
-        ours=Table(
-            ("eta", "share of situations", "lowest over seeds"),
-            tuple(
-                (f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}")
-                for eta in ETAS
-            ),
-        ),
+        ours=Table(("eta", "share of situations", "lowest over seeds"), tuple(rows)),
         differs=remarks("ideal-direction", etas=len(ETAS), widths=widths(), rate=RATE),
         protocol=(
-            (
-                f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
-                " whose gradient is zero."
-            ),
+            f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
+            " whose gradient is zero.",
             "The interval is over seeds; the value of a seed is the mean over its training.",
         ),
         claims=judged(judge(claims)),
@@ -359,7 +311,3 @@ def draw_directions(record: Record) -> Figure:
         axes[1].set_yscale("symlog", linthresh=1e-4)
         legend(figure, axes[0])
         return figure
-
-
-TOY = experiment("toy", toy, draw_toy)
-IDEAL = experiment("ideal-direction", ideal_direction, draw_directions)

@@ -32,29 +32,10 @@ PARTS = 20
 class Trial:
     """A run, named completely.
 
-    Args:
-        task: a name that :func:`pathspace.training.experiments.tasks.load_task` knows.
-        optimizer: a name that :class:`pathspace.training.experiments.recipe.Recipe` knows.
-        lr: learning rate.
-        seed: fixes the first weights and the order of the batches.
-        epochs: passes over the training split.
-        batch_size: examples per step.
-        init: starting point; ``None`` takes the optimizer's own.
-        rule: which spanning trees are the skeleton.
-        tau: strength of the penal connection; 0 for none.
-        options: options of the task, as pairs.
-        test: look at the test split after the last epoch.
-        efficiency: measure the efficiency of the Markov chain after every epoch.
-        device: where it computes; a name that Lightning knows.
-        schedule: how the learning rate moves, see
-            :func:`pathspace.training.experiments.schedules.schedule`.
-        clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
-        decay: weight decay; of path values where the optimizer works on those.
-        augment: how training images are changed, see
-            :func:`pathspace.training.experiments.augment.augmentation`.
-        betas: decay rates of the moments of Adam and G-Adam; ``None`` takes the optimizer's own.
-        eps: what they add to the root of the second moment; ``None`` takes the optimizer's own.
-        precision: of its numbers; a name that Lightning knows.
+    ``None`` takes the optimizer's own start, betas or eps. ``test`` looks at the test split after
+    the last epoch, and ``efficiency`` measures that of the Markov chain after every epoch.
+    ``decay`` is of path values where the optimizer works on those. Gradients of a larger norm than
+    ``clip`` are scaled down to it.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -81,7 +62,6 @@ class Trial:
     augment: str = "none"
     betas: tuple[float, float] | None = None
     eps: float | None = None
-    precision: str = "32-true"
 
     @property
     def key(self) -> str:
@@ -118,20 +98,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, with the numbers of the trainer.
-
-    Args:
-        train_losses: one per epoch.
-        valid_losses: one per epoch.
-        valid_metrics: one per epoch.
-        seconds: wall-clock time.
-        diverged: a loss stopped being finite; the three lists then end before that epoch.
-        test_loss: on the test split, ``None`` if nobody looked.
-        test_metric: on the test split, ``None`` if nobody looked.
-        efficiencies: ``eps'`` before training and after every epoch, empty if nobody looked.
-        test_efficiency: ``eps'`` after the last epoch on the test split, ``None`` if nobody looked.
-        test_parts: test metric of each of :data:`PARTS` parts of the test split, empty if nobody
-            looked. Consecutive items stay together: neighbours in a text depend on each other.
+    """The outcome of a run, with the numbers of the trainer: one per epoch, and those of the test
+    split, ``None`` or empty if nobody looked. The curves of a run that diverged end before that
+    epoch; ``efficiencies`` begin before the first one. ``test_parts`` are of :data:`PARTS` parts of
+    the test split: consecutive items stay together, because neighbours in a text depend on each
+    other.
     """
 
     train_losses: tuple[float, ...]
@@ -170,7 +141,6 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             callbacks=probes,
             device=trial.device,
             devices=1,
-            precision=trial.precision,
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
         records = run_epochs(training, trainer, last)
@@ -214,12 +184,7 @@ def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyPr
 
 
 def recipe_of(trial: Trial) -> Recipe:
-    """Return optimizer and starting point of a run.
-
-    Example:
-        >>> recipe_of(Trial("digits-rows", "adam", 0.1, 0, 1, betas=(0.9, 0.98))).betas
-        (0.9, 0.98)
-    """
+    """Return optimizer and starting point of a run."""
     return Recipe(
         trial.optimizer,
         trial.lr,
@@ -241,11 +206,8 @@ def cut(split: Split) -> list[Split]:
 
 
 class EfficiencyProbe(Callback):
-    """Measures ``eps'`` on the same validation examples before a run and after every epoch.
-
-    Args:
-        task: whose loss is looked at.
-        model: traced now, without a penal connection that comes later.
+    """Measures ``eps'`` on the same validation examples before a run and after every epoch. The
+    model is traced now, without a penal connection that comes later.
     """
 
     def __init__(self, task: Task, model: Any) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
+import multiprocessing
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, as_completed
-from contextlib import nullcontext
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock
 
@@ -23,74 +21,40 @@ from pathspace.files.writing import make_folder, write_text
 
 from ..json_lines import append_lines, read_lines
 from .provenance import provenance, run_key
-from .workers import processes
 
 FORMAT = 3
 # Where commands keep trials, in the folder in which they are started.
 TRIALS = Path("runs") / "trials"
-# The threads of a worker take turns: the random state of torch belongs to the process.
+# torch has one random state per process: threads of a worker take turns
 _TURN = threading.Lock()
 
 
-class Runnable(Protocol):
-    """A run, named completely by plain values: a dataclass."""
-
-    @property
-    def data(self) -> str:
-        """A digest of its data."""
-
-    @property
-    def key(self) -> str:
-        """A name that no other run has, made of its settings and its data."""
-
-    @property
-    def label(self) -> str:
-        """What a progress bar says of it."""
-
-    def carry_out(self, folder: Path | None = None) -> Any:
-        """Carry it out, with checkpoints in the folder, and return its outcome."""
-
-    def outcome(self, values: dict[str, Any]) -> Any:
-        """Read the plain values of an outcome."""
-
-
 class TrialCache:
-    """Outcomes on disk, one JSON file per trial, written aside and renamed.
+    """Outcomes on disk, one JSON file per trial, written aside and renamed; without a folder they
+    stay in memory.
 
-    A run that is killed at any moment keeps every trial that had ended and the checkpoints of
-    the others; the next one goes on from there. Files that cannot be read are treated as not
-    there, because the trial can be run again. A trial of earlier code is known, until its file and
-    its lines in the journal are deleted; its provenance says what computed it.
-
-    Args:
-        folder: where the files are; ``None`` keeps outcomes in memory alone.
-        journal: a file that gets a line for every trial, and knows those that are
-            in it, of several lines of one trial the last; ``None`` for none.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.trial import Trial
-        >>> TrialCache(None).find(Trial("digits-rows", "sgd", 0.1, 0, 1)) is None
-        True
+    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the
+    others; the next one goes on from there. Files that cannot be read are treated as not there,
+    because the trial can be run again. A trial of earlier code is known, until its file and its
+    lines in the journal are deleted; its provenance says what computed it. The journal gets a line
+    for every trial, and knows those that are in it, of several lines of one trial the last.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
         self.journal = journal
-        self._noted: dict[str, dict[str, str]] = {}
-        self._here: dict[str, dict[str, Any]] = {}
         self._known = {record["key"]: record for record in journal_lines(journal)}
+        self._written, self._noted = {*self._known}, set[str]()
 
-    def find(self, trial: Runnable) -> Any:
+    def find(self, trial: Any) -> Any:
         """Return the outcome of a trial, ``None`` if it has not been run."""
         record = self.record(trial)
         return None if record is None else trial.outcome(record["outcome"])
 
-    def record(self, trial: Runnable) -> dict[str, Any] | None:
-        """Return what is kept of a trial, outcome and provenance; ``None`` if it has not been
-        run.
-        """
+    def record(self, trial: Any) -> dict[str, Any] | None:
+        """Return what is kept of a trial, outcome and provenance, if it has been run."""
         try:
-            record = self._known.get(trial.key) or self._here.get(trial.key)
+            record = self._known.get(trial.key)
             if record is None:
                 if self.folder is None:
                     return None
@@ -100,7 +64,7 @@ class TrialCache:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def carry_out(self, trial: Runnable) -> dict[str, Any]:
+    def carry_out(self, trial: Any) -> dict[str, Any]:
         """Return the record of a trial; one that is not known is run, from its checkpoint if it
         has one, and kept. Of two processes with one folder, the second one waits for the first.
         """
@@ -129,24 +93,21 @@ class TrialCache:
         self.keep(trial, record)
         return record
 
-    def keep(self, trial: Runnable, record: dict[str, Any]) -> None:
-        """Write the record of a trial, which may have been run elsewhere."""
-        if self.folder is None:
-            self._here[trial.key] = record
-        else:
+    def keep(self, trial: Any, record: dict[str, Any]) -> None:
+        """Keep the record of a trial."""
+        self._known[trial.key] = record
+        if self.folder is not None:
             write_text(json.dumps(record), str(self._file(trial, ".json")))
 
-    def note(self, trial: Runnable) -> None:
-        """Note what computed a trial that has ended, and append the trial to the journal, unless
-        it is there.
-        """
+    def note(self, trial: Any) -> None:
+        """Note what computed a trial, and append it to the journal, unless it is there."""
         record = self.record(trial)
-        if record is None:
-            return
-        self._noted[trial.key] = record["provenance"]
-        if self.journal is None or trial.key in self._known:
-            return
+        assert record is not None, "a trial that has ended is known"
         self._known[trial.key] = record
+        self._noted.add(trial.key)
+        if self.journal is None or trial.key in self._written:
+            return
+        self._written.add(trial.key)
         try:
             append_lines(self.journal, [record])
         except OSError as error:
@@ -157,10 +118,9 @@ class TrialCache:
     @property
     def origins(self) -> list[dict[str, str]]:
         """What computed the trials that were noted, in the order of the journal."""
-        keys = dict.fromkeys((*self._known, *self._noted))
-        return [self._noted[key] for key in keys if key in self._noted]
+        return [one["provenance"] for key, one in self._known.items() if key in self._noted]
 
-    def _file(self, trial: Runnable, ending: str) -> Path:
+    def _file(self, trial: Any, ending: str) -> Path:
         assert self.folder is not None
         return self.folder / f"{trial.key}{ending}"
 
@@ -185,31 +145,13 @@ def run_all(
     jobs: int = 1,
     done: Callable[[Any], None] | None = None,
     elsewhere: Executor | None = None,
-    until: float = math.inf,
 ) -> list[Any]:
-    """Run every trial that the cache does not know, and return all outcomes in order.
+    """Run every trial that the cache does not know, in so many processes of one thread each or
+    ``elsewhere``, and return all outcomes in order.
 
-    Args:
-        trials: what to run; equal trials are run once.
-        cache: what is known already, and where results go as soon as they are there.
-        jobs: processes; each computes on one thread, so the outcomes do not depend on their number.
-        done: called after each trial, known ones included.
-        elsewhere: takes the unknown trials in place of processes of this machine; its workers
-            have folders of their own.
-        until: no trial begins after this reading of ``time.time``.
-
-    Returns:
-        One outcome per trial, ``None`` for one that time did not suffice for.
-
-    Raises:
-        InputError: ``jobs`` is not positive, a trial cannot be run, or a process was killed.
-
-    Example:
-        >>> from pathspace.training.experiments.reproduce.trial import Trial
-        >>> trial = Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),))
-        >>> first, second = run_all([trial, trial], TrialCache(None))
-        >>> first is second
-        True
+    Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
+    progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
+    called after each, known ones included.
     """
     if jobs < 1:
         raise InputError(
@@ -229,39 +171,32 @@ def run_all(
             unknown.append(trial)
         else:
             ended(trial)
-    work = partial(run_here, folder=TRIALS if elsewhere else cache.folder, until=until)
-    several = processes(jobs) if jobs > 1 and unknown else nullcontext()
-    with nullcontext(elsewhere) if elsewhere else several as executor:
-        for trial, record in _records(unknown, work, executor):
-            if record is not None:
-                cache.keep(trial, record)
-                ended(trial)
-    return [found.get(trial) for trial in trials]
+    for trial, record in _records(unknown, cache, jobs, elsewhere):
+        cache.keep(trial, record)
+        ended(trial)
+    return [found[trial] for trial in trials]
 
 
 def _records(
-    trials: Sequence[Runnable], work: Callable[..., Any], executor: Executor | None
-) -> Iterator[tuple[Runnable, Any]]:
-    """Yield the record of each trial as it ends; without an executor they run here, in turn."""
-    if executor is None:
+    trials: Sequence[Any], cache: TrialCache, jobs: int, elsewhere: Executor | None
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the record of each trial as it ends; with one process they run here, in turn."""
+    if (jobs == 1 and elsewhere is None) or not trials:
         for trial in trials:
-            yield trial, work(trial, trial.key)
+            yield trial, cache.carry_out(trial)
         return
-    futures = {executor.submit(work, trial, trial.key): trial for trial in trials}
-    for future in as_completed(futures):
-        yield futures[future], future.result()
+    # (workers elsewhere have folders of their own)
+    folder = TRIALS if elsewhere else cache.folder
+    with nullcontext(elsewhere) if elsewhere else processes(jobs) as pool:
+        futures = {pool.submit(run_here, trial, trial.key, folder): trial for trial in trials}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
-def run_here(
-    trial: Any, key: str, folder: Path | None = TRIALS, until: float = math.inf
-) -> dict[str, Any] | None:
-    """The work of any process: return the record of a trial, ``None`` where time is up.
-
-    ``key`` is the trial's name where it was asked for, with the data that it has there: a worker
-    with other data refuses.
+def run_here(trial: Any, key: str, folder: Path | None) -> dict[str, Any]:
+    """The work of another process, which does not get the whole cache; ``key`` is the name of the
+    trial with the data of the machine that asks.
     """
-    if time.time() >= until:
-        return None
     with _TURN:
         if trial.key != key:
             raise InputError(
@@ -269,3 +204,23 @@ def run_here(
                 " same data on all machines."
             )
         return TrialCache(folder).carry_out(trial)
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Executor]:
+    """A context with so many processes; after an error or an interrupt none of them goes on."""
+    # (a forked process would inherit the state of torch's threads)
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    before = {*multiprocessing.active_children()}
+    try:
+        yield pool
+    except BrokenExecutor as error:
+        raise InputError(
+            "A process was killed during a trial, often because memory was full; take fewer --jobs."
+            " The same command goes on from what has ended."
+        ) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in {*multiprocessing.active_children()} - before:
+            process.terminate()
+            process.join()

@@ -28,13 +28,9 @@ Runner = Callable[[Sequence[Trial]], list[Outcome]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One contender.
-
-    Args:
-        label: what it is called in tables.
-        base: the run; its learning rate, seed and look at the test split are set by the protocol.
-        rates: the learning rates it may choose from.
-        decays: the weight decays it may choose from; empty for that of ``base``.
+    """One contender: its run, without the learning rate, seed and look at the test split that the
+    protocol sets, and the rates and weight decays it may choose from (none for the decay of
+    ``base``).
     """
 
     label: str
@@ -50,14 +46,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an arm.
-
-    Args:
-        arm: the contender, its run with the weight decay that the tuning seeds chose.
-        lr: the learning rate that the tuning seeds chose.
-        tuning: learning rate -> mean validation metric of the tuning seeds, NaN where one diverged.
-        outcomes: of the fresh seeds, in order.
-        seconds: time of all runs of this arm, tuning included.
+    """The results of an arm: its run with the rate and decay that the tuning seeds chose, the mean
+    validation metric of each rate (NaN where a seed diverged), the outcomes of the fresh seeds, and
+    the time of all runs.
     """
 
     arm: Arm
@@ -76,9 +67,7 @@ class Measured:
 
     @property
     def parts(self) -> list[tuple[float, ...]]:
-        """Test metric of each part of the test split, per fresh seed;
-        empty for one that diverged.
-        """
+        """Test metric of each part of the test split, per seed; empty for one that diverged."""
         return [outcome.test_parts for outcome in self.outcomes]
 
     @property
@@ -88,9 +77,7 @@ class Measured:
 
     @property
     def edge(self) -> bool:
-        """Whether the chosen rate is the smallest or largest on offer, so that
-        more choice might do better.
-        """
+        """Whether the chosen rate is the smallest or largest on offer."""
         return self.lr in (min(self.arm.rates), max(self.arm.rates))
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,26 +105,7 @@ class Measured:
 def measure(
     arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]
 ) -> list[Measured]:
-    """Tune and test all arms.
-
-    Args:
-        arms: the contenders.
-        run: runs trials, see :func:`pathspace.training.experiments.reproduce.trial_cache.run_all`.
-        tuning_seeds: seeds that choose the learning rates.
-        seeds: seeds that are reported; none of ``tuning_seeds``.
-
-    Returns:
-        One entry per arm.
-
-    Example:
-        >>> arm = Arm(
-        ...     "SGD", Trial("digits-rows", "sgd", 0, 0, 1, options=(("hidden", 4),)), (0.1, 0.2)
-        ... )
-        >>> from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-        >>> (only,) = measure([arm], lambda trials: run_all(trials, TrialCache(None)), (7,), (0, 1))
-        >>> only.lr in (0.1, 0.2), len(only.tests)
-        (True, 2)
-    """
+    """Tune all arms with some seeds, and test them with others."""
     assert not set(tuning_seeds) & set(seeds), "fresh seeds must have no part in the tuning"
     grid = [
         (base, rate, seed)
@@ -221,9 +189,7 @@ def versus(
 
 
 def _shares(ours: Measured, rival: Measured, failed: float) -> Grid:
-    """Return the rival's metric minus ours, per seed and part of the test split, as
-    shares of the rival's mean.
-    """
+    """The rival's metric minus ours, per seed and part of the test split, as shares."""
     count = max((len(parts) for parts in (*ours.parts, *rival.parts)), default=0)
     first, second = (
         np.array(
@@ -242,9 +208,7 @@ def merit(outcomes: Sequence[Outcome]) -> float:
 
 
 def best_rate(table: dict[float, float]) -> float:
-    """Return the learning rate with the lowest value; a tie goes to the
-    smaller, NaN is chosen last.
-    """
+    """Return the rate with the lowest value; ties go to the smaller, NaN comes last."""
     return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
 
 

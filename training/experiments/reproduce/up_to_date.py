@@ -69,9 +69,11 @@ def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """Return a trial from the plain values of a journal."""
-    options = tuple((key, value) for key, value in values.get("options", ()))
-    betas = values.get("betas")
-    return Trial(**(dict(values) | {"options": options, "betas": betas and tuple(betas)}))
+    # (some lines name a precision, which is the same for all)
+    told = {key: value for key, value in values.items() if key != "precision"}
+    told["options"] = tuple((key, value) for key, value in told.get("options", ()))
+    betas = told.get("betas")
+    return Trial(**(told | {"betas": betas and tuple(betas)}))
 
 
 def _results(record: Record) -> list[object]:

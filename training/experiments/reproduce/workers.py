@@ -1,16 +1,15 @@
-"""Where trials run besides this process: processes of this machine, or a Dask cluster's workers.
+"""Trials on the workers of a Dask cluster.
 
-Both are executors of ``concurrent.futures``. Records travel back over the wire: the workers of a
-cluster need the library and the data, but no folder in common with the caller. Each keeps its
-trials, with their checkpoints, in ``runs/trials`` of the folder in which it was started.
+Records travel back over the wire: workers need the library and the data, but no folder in common
+with the caller. Each keeps its trials, with their checkpoints, in ``runs/trials`` of the folder in
+which it was started.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,26 +18,6 @@ from pathspace.errors import InputError
 
 # How long to wait for the scheduler's answer, and for its first worker.
 PATIENCE_SECONDS = 20.0
-
-
-@contextmanager
-def processes(jobs: int) -> Iterator[Executor]:
-    """A context with so many processes; after an error or an interrupt none of them goes on."""
-    # (a forked process would inherit the state of torch's threads)
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    before = {*multiprocessing.active_children()}
-    try:
-        yield pool
-    except BrokenExecutor as error:
-        raise InputError(
-            "A process was killed during a trial, often because memory was full; take fewer --jobs."
-            " The same command goes on from what has ended."
-        ) from error
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in {*multiprocessing.active_children()} - before:
-            process.terminate()
-            process.join()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from pathspace.errors import InputError
 
-from .. import data as fetching
+from ..data import given
 from ..task import Task, register_task
 from .translation import translation_task
 
@@ -22,9 +22,7 @@ Pair = tuple[list[str], list[str]]
 
 
 def read_catalogue(path: Path) -> list[Pair]:
-    """Read the messages of one catalogue and cut them into words; placeholders
-    and marks are words, too.
-    """
+    """Read the messages of one catalogue and cut them into words."""
     try:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
@@ -46,26 +44,8 @@ def read_catalogue(path: Path) -> list[Pair]:
 
 
 def words_of(message: str) -> list[str]:
-    """Cut a message into lower-case words, placeholders and marks;
-    underscores of menus are left out.
-
-    Example:
-        >>> words_of("_Open file %s?")
-        ['open', 'file', '%s', '?']
-    """
+    """Cut a message into lower-case words, placeholders and marks, without ``_``."""
     return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
-
-
-def given(folder: Path, task: str) -> list[Path]:
-    """List the catalogues in a folder of the user."""
-    if not folder.is_dir():
-        raise InputError(
-            f"Task '{task}' found no folder '{folder}', expected one with .mo files; {HINT}."
-        )
-    files = sorted(folder.glob("*.mo"))
-    if not files:
-        raise InputError(f"The folder '{folder}' has no .mo file; {HINT}.")
-    return files
 
 
 @register_task("catalogues")
@@ -79,15 +59,16 @@ def catalogues(
     data: str | None = None,
 ) -> Task:
     """Build the task: English messages of many programs, translated into German."""
-    folder = fetching.given("catalogues", data, "catalogues")
-    parts = _parts(given(folder, "catalogues"), folder, longest, limit)
+    parts = _parts(given("catalogues", data, "catalogues"), longest, limit)
     return translation_task("catalogues", WHAT, parts, hidden, layers, longest, vocabulary, dropout)
 
 
-def _parts(files: list[Path], where: Path | str, longest: int, limit: int) -> list[list[Pair]]:
+def _parts(folder: Path, longest: int, limit: int) -> list[list[Pair]]:
     """The pairs of all catalogues to train, to choose and to test; a message is in one part."""
     unique = {
-        " ".join(first): (first, second) for file in files for first, second in read_catalogue(file)
+        " ".join(first): (first, second)
+        for file in sorted(folder.glob("*.mo"))
+        for first, second in read_catalogue(file)
     }
     pairs = [
         pair
@@ -96,8 +77,8 @@ def _parts(files: list[Path], where: Path | str, longest: int, limit: int) -> li
     ]
     if len(pairs) < 20:
         raise InputError(
-            f"The catalogues in '{where}' contain {len(pairs)} short messages, expected at least"
-            f" 20; {HINT}."
+            f"The catalogues (.mo files) in '{folder}' contain {len(pairs)} short messages,"
+            f" expected at least 20; {HINT}."
         )
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]

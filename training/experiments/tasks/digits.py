@@ -17,9 +17,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from pathspace.errors import InputError
-
-from ..models.rnn import ReluRNN
+from ..models.recurrent import ReluRNN
 from ..task import Split, Task, classes_task, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
@@ -29,47 +27,29 @@ SPLIT_SEED = 0
 PERMUTATION_SEED = 0
 
 
+@cache
 def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which of the 1797 digits are for training (1197), validation (240) and testing (360).
-
-    The split is stratified: every part holds the ten digits in nearly the same proportions.
+    """Return which of the 1797 digits are for training (1197), validation (240) and testing (360);
+    every part holds the ten digits in nearly the same proportions.
     """
-    return stratified(load_digits().target, TEST_SIZE, VALID_SIZE)
-
-
-def stratified(
-    labels: np.ndarray, tests: int, valids: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which examples are for training, validation and testing; each part holds the
-    classes in nearly the same proportions.
-
-    Example:
-        >>> [len(part) for part in stratified(np.arange(100) % 10, 20, 10)]
-        [70, 10, 20]
-    """
+    labels = load_digits().target
     rest, test = train_test_split(
-        np.arange(len(labels)), test_size=tests, random_state=SPLIT_SEED, stratify=labels
+        np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels
     )
     train, valid = train_test_split(
-        rest, test_size=valids, random_state=SPLIT_SEED, stratify=labels[rest]
+        rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest]
     )
     return train, valid, test
 
 
 @cache
-def _splits() -> tuple[Split, Split, Split]:
+def image_splits() -> tuple[Split, Split, Split]:
+    """Return the three splits as images of shape (N, 1, 8, 8)."""
     data = load_digits()
-    images = torch.tensor(data.images / 16, dtype=torch.float32)
+    images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
     train, valid, test = (Split(images[part], labels[part]) for part in split_indices())
     return train, valid, test
-
-
-def _rows_task(name: str, steps: int, permuted: bool, hidden: int = 100) -> Task:
-    if hidden < 1:
-        raise InputError(f"Task '{name}' got hidden = {hidden}; give at least 1 hidden unit.")
-    parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in _splits()]
-    return sequence_task(name, "8 x 8 handwritten digits", parts, hidden, permuted)
 
 
 def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
@@ -87,10 +67,11 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
 
 
 def sequence_task(
-    name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool
+    name: str, what: str, images: Sequence[Split], steps: int, permuted: bool, hidden: int
 ) -> Task:
-    """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step."""
-    steps, features = parts[0].inputs.shape[1:]
+    """Build the task of ten classes of images that a ReLU RNN reads step by step."""
+    parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in images]
+    features = parts[0].inputs.shape[2]
     order = ", pixels shuffled by one permutation," if permuted else ""
     pieces = f"{steps} steps of {features} pixel{'s' if features > 1 else ''}"
     return classes_task(
@@ -103,12 +84,11 @@ def sequence_task(
     )
 
 
+def _digits(name: str, steps: int, permuted: bool, hidden: int = 100) -> Task:
+    what = "8 x 8 handwritten digits"
+    return sequence_task(name, what, image_splits(), steps, permuted, hidden)
+
+
 for _name, _steps in (("digits-rows", 8), ("digits-pixels", 64)):
-    register_task(_name)(partial(_rows_task, _name, _steps, False))
-    register_task(f"{_name}-permuted")(partial(_rows_task, f"{_name}-permuted", _steps, True))
-
-
-def image_splits() -> tuple[Split, Split, Split]:
-    """Return the three splits as images of shape (N, 1, 8, 8), for convolutional networks."""
-    train, valid, test = (Split(part.inputs.unsqueeze(1), part.targets) for part in _splits())
-    return train, valid, test
+    register_task(_name)(partial(_digits, _name, _steps, False))
+    register_task(f"{_name}-permuted")(partial(_digits, f"{_name}-permuted", _steps, True))

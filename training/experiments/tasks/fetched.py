@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool2d
 
 from ..data import bible_text, given
 from ..task import Split, Task, register_task
-from .digits import read_in_steps, sequence_task
+from .digits import sequence_task
 from .images import image_task
 from .papers import mnist_splits, tokens_of
 from .text import chunks, language_task
@@ -24,9 +24,7 @@ from .text import chunks, language_task
 def fashion_splits(
     task: str, pool: int = 1, limit: int | None = None, data: str | None = None
 ) -> list[Split]:
-    """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool) to
-    train, to choose and to test.
-    """
+    """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool)."""
     train, *others = mnist_splits(given(task, data, "fashion-mnist"))
     parts = (Split(train.inputs[:limit], train.targets[:limit]), *others)
     return [Split(avg_pool2d(part.inputs, pool), part.targets) for part in parts]
@@ -41,8 +39,7 @@ def _rows(
     data: str | None = None,
 ) -> Task:
     parts = fashion_splits(name, pool, limit, data)
-    cut = [Split(read_in_steps(part.inputs, 28 // pool, permuted), part.targets) for part in parts]
-    return sequence_task(name, "Fashion-MNIST", cut, hidden, permuted)
+    return sequence_task(name, "Fashion-MNIST", parts, 28 // pool, permuted, hidden)
 
 
 register_task("fashion-14")(partial(_rows, "fashion-14", 2, False))
@@ -62,18 +59,14 @@ def fashion_images(
     activity: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task: images of clothes, 28 x 28, in one of ten classes, by
-    a convolutional network.
-    """
+    """Build the task: images of clothes in ten classes, by a convolutional network."""
     parts = fashion_splits("fashion-images", pool, limit, data)
     blocks: dict[str, Any] = {"scale": scale, "drop": drop, "activity": activity}
     return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth, **blocks)
 
 
 def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
-    """The characters of the King James Bible as numbers: 90 % to train, 5 %
-    each to choose and to test.
-    """
+    """The characters of the King James Bible as numbers: 90 %, 5 % and 5 %."""
     # without book, chapter and number before the words of each verse
     verses = [
         re.sub(r"^\S+:\d+ ", "", line)
@@ -92,9 +85,7 @@ def bible_characters(
     limit: int | None = None,
     data: str | None = None,
 ) -> Task:
-    """Build the task: the next character of the King James Bible; 90 % to train, 5 %
-    each to choose and to test.
-    """
+    """Build the task: the next character of the King James Bible."""
     tokens, vocabulary = bible_tokens(given("bible-characters", data, "bible"))
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
     model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}

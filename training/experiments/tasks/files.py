@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
 import pickle
 import zlib
 from pathlib import Path
@@ -19,6 +18,15 @@ from pathspace.errors import InputError
 
 # The element types of an idx file, by its third byte; numbers are big-endian.
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def own_folder(task: str, data: str | None, hint: str) -> Path:
+    """Return the folder that the user gave for a task."""
+    if data is None:
+        raise InputError(
+            f"Task '{task}' reads data of yours: give its folder with --data DIR; {hint}."
+        )
+    return Path(data)
 
 
 def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
@@ -50,21 +58,15 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
         The format as described beside the MNIST database.
     """
     data = read_bytes(path, hint)
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
-        found = data[:4].hex(" ") or "missing"
-        raise InputError(
-            f"The file '{path}' is not an idx file: its first four bytes are {found}; {hint}."
-        )
-    kind, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
-    lengths = [int(n) for n in np.frombuffer(data[4:start], ">u4")] if len(data) >= start else []
-    wanted = start + math.prod(lengths) * kind.itemsize
-    if not lengths or len(data) != wanted:
-        expected = str(wanted) if lengths else f"at least {start}"
-        raise InputError(
-            f"The idx file '{path}' has {len(data)} bytes, expected {expected} for what its header"
-            f" says; {hint}."
-        )
-    return np.frombuffer(data, kind, offset=start).reshape(lengths).astype(kind.newbyteorder("="))
+    try:
+        zeros, kind, start = data[:2], np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
+        lengths = np.frombuffer(data[4:start], ">u4")
+        array = np.frombuffer(data, kind, offset=start).reshape(lengths)
+    except (LookupError, ValueError) as error:
+        raise InputError(f"The file '{path}' is not a whole idx file; {hint}.") from error
+    if zeros != b"\0\0":
+        raise InputError(f"The file '{path}' is not an idx file; {hint}.")
+    return array.astype(kind.newbyteorder("="))
 
 
 # What numpy itself names in the pickle of an array, wherever this version keeps it.

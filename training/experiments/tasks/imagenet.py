@@ -17,12 +17,12 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ..models.deep_resnet import DeepResNet
+from ..models.resnet import DeepResNet
 from ..models.swin import swin
 from ..models.transformer import VisionTransformer
 from ..names import expect_known
 from ..task import Split, Task, classes_task, register_task, seeded
-from .files import find
+from .files import find, own_folder
 
 IMAGENET = (
     "ImageNet-1k comes from image-net.org: save its images, cut to 224 x 224 pixels, as unsigned"
@@ -47,15 +47,7 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 class OfBytes(nn.Module):
-    """A network behind the normalisation of images of unsigned bytes.
-
-    Args:
-        network: what takes normalised images.
-
-    Example:
-        >>> OfBytes(nn.Flatten())(torch.zeros(2, 3, 1, 1, dtype=torch.uint8)).shape
-        torch.Size([2, 3])
-    """
+    """A network behind the normalisation of images of unsigned bytes."""
 
     mean: Tensor
     deviation: Tensor
@@ -82,17 +74,14 @@ def imagenet(
 ) -> Task:
     """Build the task: ImageNet's photographs by a network of the Markov-chain paper's Table 2."""
     expect_known("network", network, NETWORKS)
-    if data is None:
-        raise InputError(
-            f"Task 'imagenet' reads data of yours: give its folder with --data DIR; {IMAGENET}."
-        )
-    images, labels = _read(Path(data), "train")
+    folder = own_folder("imagenet", data, IMAGENET)
+    images, labels = _read(folder, "train")
     kept = len(images) - max(1, len(images) // KEPT_APART)
     train, valid = (Split(images[part], labels[part]) for part in (slice(kept), slice(kept, None)))
     return classes_task(
         "imagenet",
         "ImageNet-1k",
-        (train, valid, Split(*_read(Path(data), "val"))),
+        (train, valid, Split(*_read(folder, "val"))),
         "images",
         make_model=seeded(lambda: OfBytes(NETWORKS[network](hidden, depth))),
         loss=partial(functional.cross_entropy, label_smoothing=smoothing),
@@ -102,29 +91,19 @@ def imagenet(
 
 def _read(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     """Map the images and labels of one part; changes of them would stay in memory."""
-    names = [f"{part}-{what}.npy" for what in ("images", "labels")]
-    arrays = []
-    for name in names:
-        path = find(folder, (name,), IMAGENET)
-        try:
-            arrays.append(np.load(path, mmap_mode="c"))
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"The file '{path}' is not an array of numpy; {IMAGENET}.") from error
-    images, labels = arrays
-    if images.dtype != np.uint8 or images.shape[1:] != (3, SIDE, SIDE):
+    paths = [find(folder, (f"{part}-{what}.npy",), IMAGENET) for what in ("images", "labels")]
+    try:
+        images, labels = (np.load(path, mmap_mode="c") for path in paths)
+    except (OSError, ValueError, EOFError) as error:
         raise InputError(
-            f"The images in '{folder / names[0]}' are {images.dtype} of shape {images.shape},"
-            f" expected uint8 of shape (N, 3, {SIDE}, {SIDE}); {IMAGENET}."
-        )
-    if len(images) < 2 or labels.shape != images.shape[:1] or not _classes(labels):
+            f"The files '{paths[0]}' and '{paths[1]}' are not arrays of numpy; {IMAGENET}."
+        ) from error
+    fits = images.dtype == np.uint8 and images.shape[1:] == (3, SIDE, SIDE) and len(images) > 1
+    fits = fits and labels.shape == images.shape[:1] and labels.dtype.kind in "iu"
+    if not fits or labels.min() < 0 or labels.max() >= CLASSES:
         raise InputError(
-            f"The labels in '{folder / names[1]}' are {labels.dtype} of shape {labels.shape},"
-            f" expected a class from 0 to {CLASSES - 1} for each of {len(images)} images, at least"
-            f" two; {IMAGENET}."
+            f"The files '{paths[0]}' and '{paths[1]}' have {images.dtype} of shape {images.shape}"
+            f" and {labels.dtype} of shape {labels.shape}, expected uint8 of shape (N, 3, {SIDE},"
+            f" {SIDE}) and N classes from 0 to {CLASSES - 1}; {IMAGENET}."
         )
     return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
-
-
-def _classes(labels: np.ndarray) -> bool:
-    """Whether all labels are classes."""
-    return bool(labels.dtype.kind in "iu" and labels.min() >= 0 and labels.max() < CLASSES)

@@ -9,10 +9,7 @@ from torch import nn
 
 from pathspace.errors import InputError
 
-from ..models.cifar_resnet import CifarResNet
-from ..models.deep_resnet import DeepResNet
-from ..models.recurrent_cnn import RecurrentCNN
-from ..models.residual import ResidualCNN
+from ..models import CifarResNet, DeepResNet, RecurrentCNN, ResidualCNN
 from ..names import expect_known
 from ..task import Split, Task, classes_task, register_task, seeded
 from .digits import image_splits
@@ -55,10 +52,6 @@ def image_task(
     :data:`SETTINGS`, also of other networks, as long as these have the usual values.
     """
     expect_known("network", network, NETWORKS)
-    if width < 1 or depth < 1:
-        raise InputError(
-            f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each."
-        )
     usual = {key: value for known in SETTINGS.values() for key, value in known.items()}
     used = {key: value for key, value in settings.items() if value != usual[key]}
     for key in used.keys() - SETTINGS.get(network, {}).keys():
@@ -86,12 +79,7 @@ def digits_images(
     drop: float = 0.0,
     activity: float = 0.0,
 ) -> Task:
-    """Build the task: one 8 x 8 image in, one of ten digits out, by a convolutional network.
-
-    Example:
-        >>> digits_images().train.inputs.shape
-        torch.Size([1197, 1, 8, 8])
-    """
+    """Build the task: one 8 x 8 image in, one of ten digits out, by a convolutional network."""
     blocks: dict[str, Any] = {"scale": scale, "drop": drop, "activity": activity}
     what = "8 x 8 handwritten digits"
     return image_task("digits-images", what, image_splits(), network, hidden, depth, **blocks)

@@ -22,8 +22,8 @@ from torch import Tensor
 from pathspace.errors import InputError
 
 from ..task import Split, Task, register_task
-from .digits import read_in_steps, sequence_task
-from .files import find, read_batch, read_bytes, read_idx, read_text
+from .digits import sequence_task
+from .files import find, own_folder, read_batch, read_bytes, read_idx, read_text
 from .images import image_task
 from .text import chunks, language_task
 from .translation import translation_task
@@ -43,21 +43,11 @@ WMT_TOKENS = 37_000
 HELD_OUT = 12
 
 
-def _folder(task: str, data: str | None, hint: str) -> Path:
-    if data is None:
-        raise InputError(
-            f"Task '{task}' reads data of yours: give its folder with --data DIR; {hint}."
-        )
-    return Path(data)
-
-
 def standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     """Subtract mean and divide by standard deviation, per channel, of the training images."""
     axes = (0, 2, 3)
-    mean, std = (
-        train.mean(axes, keepdims=True, dtype=np.float64),
-        train.std(axes, keepdims=True, dtype=np.float64),
-    )
+    mean = train.mean(axes, keepdims=True, dtype=np.float64)
+    std = train.std(axes, keepdims=True, dtype=np.float64)
     std[std == 0] = 1.0
     return [torch.tensor((part - mean) / std, dtype=torch.float32) for part in (train, *others)]
 
@@ -79,12 +69,12 @@ def _parts(
                 f" whole numbers from 0 to {classes - 1}; {hint}."
             )
     kept = len(images) - max(1, len(images) // HELD_OUT)
-    train, valid, test = standardised(images[:kept], images[kept:], test_images)
-    return (
-        Split(train, torch.from_numpy(labels[:kept].astype(np.int64))),
-        Split(valid, torch.from_numpy(labels[kept:].astype(np.int64))),
-        Split(test, torch.from_numpy(test_labels.astype(np.int64))),
+    inputs = standardised(images[:kept], images[kept:], test_images)
+    targets = (labels[:kept], labels[kept:], test_labels)
+    train, valid, test = (
+        Split(a, torch.from_numpy(b.astype(np.int64))) for a, b in zip(inputs, targets, strict=True)
     )
+    return train, valid, test
 
 
 def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
@@ -106,14 +96,8 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
 def _mnist(
     name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None
 ) -> Task:
-    parts = mnist_splits(_folder(name, data, MNIST))
-    pixels = parts[0].inputs[0].numel()
-    if pixels % steps:
-        raise InputError(
-            f"Images of {pixels} pixels cannot be read in {steps} equal steps; {MNIST}."
-        )
-    cut = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in parts]
-    return sequence_task(name, "MNIST", cut, hidden, permuted)
+    parts = mnist_splits(own_folder(name, data, MNIST))
+    return sequence_task(name, "MNIST", parts, steps, permuted, hidden)
 
 
 for _steps in (28, 98):
@@ -132,7 +116,7 @@ def mnist_images(
     data: str | None = None,
 ) -> Task:
     """Build the task: MNIST's images by a convolutional network."""
-    parts = mnist_splits(_folder("mnist-images", data, MNIST))
+    parts = mnist_splits(own_folder("mnist-images", data, MNIST))
     halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
     return image_task("mnist-images", "MNIST", parts, network, hidden, depth, **halved)
 
@@ -144,10 +128,9 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     labels = "labels" if classes == 10 else "fine_labels"
     names = [f"data_batch_{i}" for i in range(1, 6)] if classes == 10 else ["train"]
     batches = [read_batch(find(folder, (name,), CIFAR), labels, CIFAR) for name in names]
-    test = read_batch(
-        find(folder, ("test_batch" if classes == 10 else "test",), CIFAR), labels, CIFAR
-    )
-    images, targets = (np.concatenate([batch[i] for batch in batches]) for i in range(2))
+    last = "test_batch" if classes == 10 else "test"
+    test = read_batch(find(folder, (last,), CIFAR), labels, CIFAR)
+    images, targets = map(np.concatenate, zip(*batches, strict=True))
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
@@ -161,7 +144,7 @@ def _cifar(
     data: str | None = None,
 ) -> Task:
     name = f"cifar{classes}"
-    parts = cifar_splits(_folder(name, data, CIFAR), classes)
+    parts = cifar_splits(own_folder(name, data, CIFAR), classes)
     halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
     return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, **halved)
 
@@ -189,38 +172,33 @@ def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
     return parts, len(known)
 
 
-# name -> (files of the three splits, words rather than characters, where it comes from)
+# name -> (files of the splits, words rather than characters, where it comes from)
 CORPORA = {
-    "ptb": (("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"), True, PTB),
-    "ptb-characters": (
-        ("ptb.char.train.txt", "ptb.char.valid.txt", "ptb.char.test.txt"),
-        False,
-        PTB,
-    ),
-    "wikitext-2": (("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), True, WIKITEXT),
+    "ptb": ("ptb.{}.txt", True, PTB),
+    "ptb-characters": ("ptb.char.{}.txt", False, PTB),
+    "wikitext-2": ("wiki.{}.tokens", True, WIKITEXT),
+}
+PARTS = ("train", "valid", "test")
+# what the paper's language models leave out at random, appendix A.2 and Table 3
+DROPPED = {
+    "dropout": 0.4,
+    "dropout_inputs": 0.4,
+    "dropout_layers": 0.2,
+    "dropout_words": 0.1,
+    "weight_drop": 0.1,
 }
 
 
 def _model(hidden: int, layers: int) -> dict[str, float | int]:
-    """Return the paper's hyperparameters, appendix A.2 and Table 3."""
-    return {
-        "embedding": 400,
-        "hidden": hidden,
-        "layers": layers,
-        "dropout": 0.4,
-        "dropout_inputs": 0.4,
-        "dropout_layers": 0.2,
-        "dropout_words": 0.1,
-        "weight_drop": 0.1,
-    }
+    return {"embedding": 400, "hidden": hidden, "layers": layers, **DROPPED}
 
 
 def _corpus(
     name: str, hidden: int = 1550, layers: int = 4, length: int = 70, data: str | None = None
 ) -> Task:
-    files, words, hint = CORPORA[name]
-    folder = _folder(name, data, hint)
-    texts = [read_text(find(folder, (file,), hint), hint) for file in files]
+    file, words, hint = CORPORA[name]
+    folder = own_folder(name, data, hint)
+    texts = [read_text(find(folder, (file.format(part),), hint), hint) for part in PARTS]
     tokens, vocabulary = tokens_of(texts, words)
     parts = [chunks(part, length) for part in tokens]
     return language_task(name, name, parts, vocabulary, _model(hidden, layers), words)
@@ -231,12 +209,7 @@ for _name in CORPORA:
 
 
 @register_task("enwik8")
-def enwik8(
-    hidden: int = 1550,
-    layers: int = 4,
-    length: int = 100,
-    data: str | None = None,
-) -> Task:
+def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | None = None) -> Task:
     """Build the task: the next character of Wikipedia, one of 27: a to z and the blank; 90 % to
     train, 5 % each to choose and test.
 
@@ -247,7 +220,7 @@ def enwik8(
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.2.
     """
-    file = find(_folder("enwik8", data, ENWIK8), ("text8", "enwik8"), ENWIK8)
+    file = find(own_folder("enwik8", data, ENWIK8), ("text8", "enwik8"), ENWIK8)
     content = re.sub(rb"[^a-z]+", b" ", read_bytes(file, ENWIK8).lower())
     codes, tokens = np.unique(np.frombuffer(content, np.uint8), return_inverse=True)
     cuts = [int(len(content) * share) for share in (0.0, 0.9, 0.95, 1.0)]
@@ -268,12 +241,10 @@ def wmt16(
     reverse: bool = False,
     data: str | None = None,
 ) -> Task:
-    """Build the task: sentences translated between English and German, from text files
-    with a sentence per line.
-    """
-    folder, languages = _folder("wmt16", data, WMT), ("de", "en") if reverse else ("en", "de")
+    """Build the task: sentences translated between English and German."""
+    folder, languages = own_folder("wmt16", data, WMT), ("de", "en") if reverse else ("en", "de")
     parts = []
-    for part in ("train", "valid", "test"):
+    for part in PARTS:
         paths = [find(folder, (f"{part}.{language}",), WMT) for language in languages]
         first, second = (
             [line.split() for line in read_text(path, WMT).splitlines()] for path in paths

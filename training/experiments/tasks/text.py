@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 
-from ..models.language import StackedReluLM
+from ..models.recurrent import StackedReluLM
 from ..task import Split, Task, register_task, seeded
 
 # Of the text, in order: training, validation, test.
@@ -25,18 +25,21 @@ SHARES = (0.8, 0.1, 0.1)
 
 @cache
 def topics_text() -> str:
-    """Return the documentation topics of the running Python as one text: printable
-    ASCII, runs of blanks joined.
-
-    Example:
-        >>> "assert" in topics_text()
-        True
-    """
+    """Return the documentation of the running Python: printable ASCII, blanks joined."""
     from pydoc_data.topics import topics
 
     whole = "\n".join(topics[name] for name in sorted(topics))
     lines = (" ".join(line.split()) for line in whole.splitlines())
     return "\n".join("".join(c for c in line if " " <= c <= "~") for line in lines if line)
+
+
+def topics_tokens() -> tuple[list[Tensor], int]:
+    """Return that text as numbers of characters, in three parts, and the size of its alphabet."""
+    text = topics_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([place[character] for character in text])
+    ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
+    return list(tokens.tensor_split(ends)), len(place)
 
 
 def token_loss(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -51,19 +54,12 @@ def bits(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``exp`` of the cross-entropy, the metric of word models; a mean of batches
-    bounds that of the whole.
-    """
+    """Return ``exp`` of the cross-entropy; a mean of batches bounds that of the whole."""
     return token_loss(outputs, targets).exp()
 
 
 def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
-    """Cut a text into examples: ``length`` tokens in, the same shifted by one out.
-
-    Example:
-        >>> chunks(torch.arange(7), 3).targets.tolist()
-        [[1, 2, 3], [4, 5, 6]]
-    """
+    """Cut a text into examples: ``length`` tokens in, the same shifted by one out."""
     count = (len(tokens) - 1) // length
     if count < 1:
         raise InputError(
@@ -99,34 +95,17 @@ def language_task(
         metric_name="perplexity" if words else "bits",
         # the value for equal probabilities of all tokens
         hopeless=float(vocabulary) if words else math.log2(vocabulary),
-        metric_format=".3f",
     )
 
 
 @register_task("text-characters")
 def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: int = 2000) -> Task:
-    """Build the task: the next character of Python's documentation topics.
-
-    Example:
-        >>> task = text_characters(hidden=8)
-        >>> task.train.inputs.shape, task.metric_name
-        (torch.Size([2000, 32]), 'bits')
-    """
-    sizes = {"hidden": hidden, "layers": layers, "length": length, "limit": limit}
-    for what, value in sizes.items():
-        if value < 1:
-            raise InputError(f"Task 'text-characters' got {what} = {value}; give at least 1.")
-    text = topics_text()
-    alphabet = sorted(set(text))
-    place = {character: i for i, character in enumerate(alphabet)}
-    tokens = torch.tensor([place[character] for character in text])
-    first, second = (int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1]))
+    """Build the task: the next character of Python's documentation topics."""
+    tokens, size = topics_tokens()
     fifth = max(1, limit // 5)
     parts = [
-        chunks(tokens[:first], length, limit),
-        chunks(tokens[first:second], length, fifth),
-        chunks(tokens[second:], length, fifth),
+        chunks(part, length, some) for part, some in zip(tokens, (limit, fifth, fifth), strict=True)
     ]
     model = {"embedding": max(1, hidden // 4), "hidden": hidden, "layers": layers}
     what = "Python's documentation topics"
-    return language_task("text-characters", what, parts, len(alphabet), {**model})
+    return language_task("text-characters", what, parts, size, {**model})

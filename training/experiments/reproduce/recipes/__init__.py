@@ -7,21 +7,7 @@ under ``fill``.
 
 from .cells import FIELDS, UNSAID, Cell, load_cells, table_cells
 from .compare import describe, differences
-from .full import full_arm, full_arms, full_trial, lacking, listed, runnable, settled
+from .full import full_arm, full_arms, full_trial, listed, runnable, settled
 
-__all__ = [
-    "FIELDS",
-    "UNSAID",
-    "Cell",
-    "describe",
-    "differences",
-    "full_arm",
-    "full_arms",
-    "full_trial",
-    "lacking",
-    "listed",
-    "load_cells",
-    "runnable",
-    "settled",
-    "table_cells",
-]
+__all__ = ["FIELDS", "UNSAID", "Cell", "describe", "differences", "full_arm", "full_arms"]
+__all__ += ["full_trial", "listed", "load_cells", "runnable", "settled", "table_cells"]

@@ -29,22 +29,13 @@ FIELDS: dict[str, str] = tomllib.loads((ROOT / "fields.toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table, or one curve or bar of a figure.
+    """One cell of a table, or one curve or bar of a figure; its name is that of table, row and
+    column.
 
-    Args:
-        name: table, row and column, such as ``path-space-table-1/smnist-28--g-sgd``.
-        paper: title of the paper.
-        place: table or figure.
-        metric: what is printed.
-        row: as printed.
-        column: as printed.
-        printed: the figures as printed; ``curve`` or ``bar`` where there are none.
-        recipe: a value for every key of :data:`FIELDS`, :data:`UNSAID`
-            where the paper says nothing.
-        fill: what this library takes for what is unsaid.
-        ours: how this library runs it: ``task`` and its options, or ``why`` it does not.
-        by_reference: fields that the paper gives by naming another paper.
-        note: what else there is to say.
+    ``recipe`` has a value for every key of :data:`FIELDS`, :data:`UNSAID` where the paper says
+    nothing; ``fill`` is what this library takes there. ``ours`` is how this library runs it:
+    ``task`` and its options, or ``why`` it does not. ``by_reference`` are fields that the paper
+    gives by naming another paper.
     """
 
     name: str
@@ -61,9 +52,7 @@ class Cell:
     note: str = ""
 
     def value(self, key: str) -> Any:
-        """Return what the paper says of a field, or what this library
-        takes where it says nothing.
-        """
+        """Return what the paper says of a field, or what this library takes there."""
         said = self.recipe[key]
         return self.fill.get(key, UNSAID) if said == UNSAID else said
 

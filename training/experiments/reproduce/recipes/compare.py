@@ -9,7 +9,7 @@ from ...names import TASKS
 from ...recipe import optimizer_kind
 from ...task import task_options
 from ...tasks.imagenet import KEPT_APART
-from ...tasks.papers import HELD_OUT, WMT_TOKENS
+from ...tasks.papers import DROPPED, HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of
 from ..trial import Trial
 from .cells import FIELDS, NONE, UNSAID, Cell
@@ -33,23 +33,13 @@ OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
 SCALED = {"recurrent-path-sgd": "the mean of kappa at the start, in the recurrent modules"}
 # the settings that Adam, AdamW and G-Adam have by themselves
 BETAS, EPS = (0.9, 0.999), 1e-8
-# what the language models of the papers' own texts leave out at random
-DROPPED = {
-    "dropout": 0.4,
-    "dropout_inputs": 0.4,
-    "dropout_layers": 0.2,
-    "dropout_words": 0.1,
-    "weight_drop": 0.1,
-}
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
 # options of tasks that a field of a recipe describes: these, the settings of blocks in the model
 # and the cut of the data, which _cut names; what a task gets besides stands with the data
-DESCRIBED = frozenset(
-    (
-        *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing"),
-        *("reverse", "inner", "original", "overlapping", "vocabulary"),
-    )
-)
+DESCRIBED = {
+    *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "data"),
+    *("reverse", "inner", "original", "overlapping", "vocabulary"),
+}
 # images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
 FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
 SEQUENCE_STEPS = {
@@ -89,7 +79,6 @@ def describe(
     own = "a seed" if tuning_seeds == 1 else f"{tuning_seeds} seeds"
     searched = f"by validation data, with {own} of its own" if len(rates) > 1 else NONE
     moments = "adam" in trial.optimizer.lower()
-    computer = "one thread of a processor" if trial.device == "cpu" else trial.device
     run = {
         **COMMON,
         "data": TASKS.get(trial.task, f"those of the task {trial.task}"),
@@ -114,10 +103,7 @@ def describe(
         "path_space": path_space,
         "seeds": seeds,
         "reported": "last epoch",
-        "device": (
-            computer
-            + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true")
-        ),
+        "device": "one thread of a processor" if trial.device == "cpu" else trial.device,
     }
     run["data"] = ", ".join((run["data"], *_cut(trial.task, options)))
     run["model"] = ", ".join((run["model"], *_blocks(options)))
@@ -125,9 +111,7 @@ def describe(
 
 
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the differences between a run and a recipe, and the fields that
-    the recipe does not state.
-    """
+    """List where a run differs from a recipe, and what the recipe does not state."""
     lines = []
     for key, label in FIELDS.items():
         said, ours = cell.recipe[key], run[key]
@@ -146,12 +130,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """Write a value for a sentence.
-
-    Example:
-        >>> show([0.1, 1e-05]), show(True), show(400)
-        ('0.1, 1e-05', 'yes', '400')
-    """
+    """Write a value for a sentence."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
@@ -176,22 +155,13 @@ def _held_out(task: str) -> str:
 
 def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     """Say what a run takes of its task's data, and how."""
-    given = {
-        key: value
-        for key, value in options.items()
-        if value is not None
-        and value is not False
-        and key not in DESCRIBED | BLOCKS.keys() | {"data"}
-    }
+    given = {key: value for key, value in options.items() if key not in DESCRIBED | BLOCKS.keys()}
     if given.get("pool") == 1:
         del given["pool"]
     said = []
-    if "limit" in given and (whole := training_images(task)):
+    if given.get("limit") and (whole := training_images(task)):
         said = [f"{min(given.pop('limit'), whole):,} of {whole:,} training examples"]
-    return said + [
-        CUTS[key].format(value) if key in CUTS else f"{key} = {show(value)}"
-        for key, value in sorted(given.items())
-    ]
+    return said + [CUTS[key].format(value) for key, value in sorted(given.items()) if value]
 
 
 def _blocks(options: Mapping[str, Any]) -> list[str]:
@@ -219,22 +189,18 @@ def _sequence(task: str, options: Mapping[str, Any]) -> Description:
 
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
-    width = options["hidden"]
-    sizes = {
-        "text-characters": max(1, width // 4),
-        "bible-characters": width,
-    }
-    dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
+    width, of_paper = options["hidden"], task in PAPER_TEXTS
+    own = width if task == "bible-characters" else max(1, width // 4)
     return {
         "model": "stacked ReLU RNN",
         "width": width,
         "layers": options["layers"],
-        "embedding": 400 if task in PAPER_TEXTS else sizes.get(task, UNSAID),
+        "embedding": 400 if of_paper else own,
         "readout": "its own",
         "vocabulary": options.get("vocabulary", "all of the training text"),
         "carried_state": False,
         "sequence_length": options["length"],
-        **dropped,
+        **(DROPPED if of_paper else dict.fromkeys(DROPPED, 0.0)),
     }
 
 
@@ -315,14 +281,6 @@ def _translation(task: str, options: Mapping[str, Any]) -> Description:
     return said
 
 
-def _other(task: str, options: Mapping[str, Any]) -> Description:
-    return {
-        "model": f"that of the task {task}",
-        "width": options.get("hidden", UNSAID),
-        "layers": UNSAID,
-    }
-
-
 def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
     """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
@@ -331,5 +289,4 @@ def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
         return _text
     if task.endswith("-images") or task in ("cifar10", "cifar100", "imagenet"):
         return _images
-    translated = ("wmt16", "number-words", "catalogues")
-    return _translation if task in translated else _other
+    return _translation

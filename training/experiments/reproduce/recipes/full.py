@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,16 +13,19 @@ from typing import Any
 from pathspace.errors import InputError
 
 from ...task import task_options
-from ...tasks.files import find, read_text
+from ...tasks.files import find, read_bytes, read_text
 from ...tasks.papers import WMT
 from ..experiment import Setting
 from ..provenance import task_data
 from ..trial import Trial
 from ..tuning import Arm
-from .cells import NONE, UNSAID, Cell, table_cells
+from .cells import NONE, ROOT, UNSAID, Cell, table_cells
 from .compare import BETAS, EPS, OPTIMIZERS, describe, differences
-from .recognise import found_in
 
+# data sets by the digests of their files: several have one format
+KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
+    (ROOT / "digests.toml").read_text(encoding="utf-8")
+)
 # model of a recipe -> network of our tasks, and by how much its depth is less than its layers
 NETWORKS = {
     "recurrent CNN": ("recurrent", -1),
@@ -117,32 +122,20 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
     return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), rates, decays)
 
 
-def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
-    """Return the contenders of all cells of a table that can be trained, by row and column; those
-    whose files the setting's folder lacks are left out.
+def full_arms(table: str, setting: Setting) -> tuple[dict[tuple[str, str], Arm], list[str]]:
+    """Return the contenders of all cells of a table that can be trained, by row and column; and
+    which are not trained (the setting's folder may lack files), one sentence for each reason.
     """
-    arms = {
-        place: full_arm(": ".join(place), cell, setting)
-        for place, cell in table_cells(table).items()
-        if not runnable(cell) and not _missing(cell, setting)
-    }
+    arms: dict[tuple[str, str], Arm] = {}
+    left: dict[str, list[str]] = {}
+    for place, cell in table_cells(table).items():
+        if why := runnable(cell) or _missing(cell, setting):
+            left.setdefault(why, []).append(", ".join(place))
+        else:
+            arms[place] = full_arm(": ".join(place), cell, setting)
     if not arms:
-        why = next(filter(None, (_why(cell, setting) for cell in table_cells(table).values())))
-        raise InputError(f"No cell of {table} can be trained here: {why}")
-    return arms
-
-
-def lacking(table: str, setting: Setting) -> tuple[str, ...]:
-    """Say which cells of a table are not trained, and why, one sentence for each reason."""
-    rows: dict[str, list[str]] = {}
-    for (row, column), cell in table_cells(table).items():
-        if why := _why(cell, setting):
-            rows.setdefault(why, []).append(f"{row}, {column}")
-    return tuple(f"Not trained ({'; '.join(cells)}): {why}" for why, cells in rows.items())
-
-
-def _why(cell: Cell, setting: Setting) -> str:
-    return runnable(cell) or _missing(cell, setting)
+        raise InputError(f"No cell of {table} can be trained here: {next(iter(left))}")
+    return arms, [f"Not trained ({'; '.join(cells)}): {why}" for why, cells in left.items()]
 
 
 def _missing(cell: Cell, setting: Setting) -> str:
@@ -187,16 +180,7 @@ def listed(
 
 
 def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Write labels "group: name" shortly: a group that is there whole, and a name that is there in
-    every group, once.
-
-    Example:
-        >>> every = ["a: SGD", "a: Adam", "b: SGD", "b: Adam"]
-        >>> _grouped(["a: SGD", "a: Adam"], every), _grouped(["a: SGD", "b: SGD"], every)
-        (['a'], ['SGD'])
-        >>> _grouped(["a: SGD"], every)
-        ['a: SGD']
-    """
+    """Write labels "group: name" shortly: whole groups, and names of every group, once."""
     if not all(": " in label for label in every):
         return list(labels)
     short = []
@@ -238,3 +222,37 @@ def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]
     return tuple(
         (key, value) for key, value in given.items() if key in known and known[key] != value
     )
+
+
+def found_in(folder: Path, task: str, wanted: str) -> tuple[str, str]:
+    """Say which data a task of the papers reads from a folder."""
+    candidates = [name for name, known in KNOWN.items() if task in known["tasks"]]
+    if not candidates:
+        return (
+            wanted,
+            f"Data: no digests of {wanted} are known here, so the files were not checked.",
+        )
+    own = candidates[0]
+    for name in candidates:
+        if _matches(folder, name):
+            return wanted.replace(own, name), ""
+    return f"files that are not recognised as {own}", ""
+
+
+def _matches(folder: Path, name: str) -> bool:
+    """Whether those of a data set's files that are there have its digests."""
+    inner = folder / KNOWN[name].get("folder", "")
+    place = inner if inner.is_dir() else folder
+    found = {file: _digest(place, file) for file in KNOWN[name]["files"]}
+    there = {file: digest for file, digest in found.items() if digest}
+    return bool(there) and there.items() <= KNOWN[name]["files"].items()
+
+
+@cache
+def _digest(folder: Path, file: str) -> str:
+    """The MD5 of a file's unpacked contents; empty where it is not there."""
+    try:
+        content = read_bytes(find(folder, (file,), ""), "")
+    except InputError:
+        return ""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -76,7 +76,7 @@ def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
     said = next(iter(cells.values())).recipe["seeds"]
     seeds = SEEDS if said == UNSAID else tuple(range(said))
     setting = Setting(run=lambda _: [], scale="full", seeds=seeds)
-    arms = full_arms(table, setting)
+    arms, _ = full_arms(table, setting)
     lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
     differ = [line.split(" (")[0] for line in lines if " in place of " in line]
     return [

@@ -1,21 +1,100 @@
-"""Verdicts that are computed: from the records of experiments, and from
-figures of trained networks.
+"""The statements as data, and the verdicts that are computed: from the records of experiments, and
+from figures of trained networks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from ...names import TASKS, expect_known
 from ..holm import Claim, gain, judge, positive
 from ..recipes.cells import FIELDS
 from ..record import Record, on_these_items
-from .registry import Statement, Verdict
+
+DOCUMENTS = ("path-space", "markov-chain", "evolution")
+Kind = Literal["theory", "formula", "experiment", "background"]
+Verdict = Literal["true", "changed", "false", "not shown", "undecided", "not tried"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a document, in our words.
+
+    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims of a
+    ``record`` whose text contains ``claims`` and not ``without``, or from figures of trained
+    networks by the rule of ``evidence.RULES`` named ``measured``.
+
+    Args:
+        id: names it; the first letter is that of the document.
+        kind: of these, ``background`` is history, opinions and analogies.
+        source: section, equation, table or figure.
+        verdict: ``changed`` is true with a changed statement; ``not shown`` is computed only: the
+            effect is not there on a stand-in for the document's data, which does not refute it.
+        right: what is right instead, for ``changed`` and ``false``.
+        range: for which networks and sizes that holds, and how it was found.
+        why: why it was not tried, or what would decide it.
+        tests: tests that hold the verdict, as ``file::name``.
+        pages: where it is explained, as ``file#heading``.
+        reversed: the statement says the opposite of these claims.
+        unsaid: what the document leaves open and the claims vary. Where only some of them hold,
+            the statement is true with a change: of these.
+    """
+
+    document: str
+    id: str
+    kind: Kind
+    source: str
+    says: str
+    verdict: Verdict | None = None
+    right: str = ""
+    range: str = ""
+    why: str = ""
+    tests: Sequence[str] = ()
+    files: Sequence[str] = ()
+    pages: Sequence[str] = ()
+    record: str = ""
+    claims: str = ""
+    without: str = ""
+    reversed: bool = False
+    unsaid: str = ""
+    measured: str = ""
+
+    @property
+    def command(self) -> str:
+        """The command that shows the evidence; empty where nothing was tried."""
+        if self.record:
+            return f"pathspace reproduce {self.record}"
+        if self.measured or "docs/data/markov.json" in self.files:
+            return "PYTHONPATH=tests python -m benchmarks.markov --json docs/data/markov.json"
+        if self.tests:
+            return f"python -m pytest {' '.join(self.tests)}"
+        pages = {Path(page.split("#")[0]).stem for page in self.pages}
+        return (
+            f"python -m pytest tests/project/test_docs.py -k '{' or '.join(sorted(pages))}'"
+            if pages
+            else ""
+        )
+
+
+@cache
+def load_statements() -> tuple[Statement, ...]:
+    """Return all statements, in the order of the documents."""
+    folder = resources.files("pathspace.training.experiments.reproduce.statements")
+    texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in DOCUMENTS]
+    return tuple(
+        Statement(document=content["title"], **entry)
+        for content in map(tomllib.loads, texts)
+        for entry in content["statement"]
+    )
+
 
 # what the judge of experiments says -> what it says of a statement; a difference
 # that does not matter is none
@@ -55,19 +134,17 @@ class Judged:
 
 
 def judge_all(
-    statements: Iterable[Statement], records: Path, figures: Path | None = None
+    statements: Sequence[Statement], records: Path, figures: Path | None = None
 ) -> list[Judged]:
     """Give every statement its verdict."""
     figures = figures or records.parent / "data" / "markov.json"
     known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else None
-    found: dict[str, Record | None] = {}
+    paths = {one.record: records / f"{one.record}.json" for one in statements if one.record}
+    found = {name: Record.read(path) for name, path in paths.items() if path.is_file()}
     judged = []
     for statement in statements:
         if statement.record:
-            if statement.record not in found:
-                path = records / f"{statement.record}.json"
-                found[statement.record] = Record.read(path) if path.is_file() else None
-            judged.append(_by_record(statement, found[statement.record]))
+            judged.append(_by_record(statement, found.get(statement.record)))
         elif statement.measured:
             judged.append(_by_figures(statement, known))
         else:
@@ -77,9 +154,7 @@ def judge_all(
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a statement that holds where all its parts do:
-    one that fails, or does not show, settles it.
-    """
+    """Return the verdict on a statement that holds where all its parts do."""
     if not verdicts:
         return "not tried"
     strongest: tuple[Verdict, ...] = ("false", "not shown", "undecided")
@@ -94,20 +169,20 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         and not (statement.without and statement.without in claim["statement"])
     ]
     if record is None or not claims:
-        return Judged(
-            statement, "not tried", f"There is no record of it here; {statement.command} makes one."
-        )
+        why = f"There is no record of it here; {statement.command} makes one."
+        return Judged(statement, "not tried", why)
     meaning = TURNED if statement.reversed else OF_CLAIMS
     # where no arm beats simple means, a claim says nothing of the statement,
     # unless it is all there is
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
-    other = _stand_in(record, claims)
-    if other:
+    scale = _stand_in(record, claims)
+    if scale:
         # a stand-in tells whether the effect is there, and refutes nothing of the document's
         verdicts = ["not shown" if verdict == "false" else verdict for verdict in verdicts]
+    elif record.scale != "full":
+        scale = OWN_SETTING
     verdict = together(verdicts)
-    scale = other or ("" if record.scale == "full" else OWN_SETTING)
     if statement.unsaid and len({*verdicts} - {"undecided"}) > 1:
         verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
     parts = [
@@ -115,8 +190,7 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
         f"{', on these test items' * on_these_items(claim)}"
         for claim in claims
     ]
-    detail = f"{'; '.join(parts)}. {scale}".rstrip()
-    return Judged(statement, verdict, detail, record.command)
+    return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip(), record.command)
 
 
 def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
@@ -148,13 +222,13 @@ def _repetitions(claim: Mapping[str, Any]) -> str:
 def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
     expect_known("rule", statement.measured, RULES)
     if figures is None:
-        return Judged(
-            statement, "not tried", f"There are no figures here; {statement.command} measures them."
-        )
+        why = f"There are no figures here; {statement.command} measures them."
+        return Judged(statement, "not tried", why)
     poor = _poor(figures) if statement.measured in PENALISED else {}
+    rule = RULES[statement.measured]
     judged = judge(
         [
-            replace(RULES[statement.measured](name, *runs), nothing=poor.get(name, ""))
+            replace(rule(name, *runs), nothing=poor.get(name, ""))
             for name, runs in _by_network(figures).items()
         ]
     )
@@ -165,26 +239,20 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
         f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(claim.to_dict())}"
         for claim in judged
     ]
-    note = PENALISED.get(statement.measured, "")
-    return Judged(
-        statement,
-        together(telling or ["undecided"]),
-        f"By network: {', '.join(parts)}. {note}Small networks on {figures.get('data', 'digits')}.",
+    detail = (
+        f"By network: {', '.join(parts)}. {PENALISED.get(statement.measured, '')}Small networks on"
+        f" {figures.get('data', 'digits')}."
     )
+    return Judged(statement, together(telling or ["undecided"]), detail)
 
 
 def _shown(claim: Claim) -> str:
     """The verdict on a network, with the mean, its interval and the number of seeds."""
-    half = (claim.high - claim.low) / 2
-    size = "smaller than the margin, " if _small(claim) else ""
-    return (
-        f"{claim.verdict} ({size}{claim.mean:{claim.pattern}} ± {f'{half:{claim.pattern}}'[1:]},"
-        f" {claim.count} seeds)"
-    )
-
-
-def _small(claim: Claim) -> bool:
-    return claim.verdict in ("better", "worse") and abs(claim.mean) < claim.margin
+    half = f"{(claim.high - claim.low) / 2:{claim.pattern}}"[1:]
+    small = claim.verdict in ("better", "worse") and abs(claim.mean) < claim.margin
+    size = "smaller than the margin, " * small
+    mean = f"{claim.mean:{claim.pattern}}"
+    return f"{claim.verdict} ({size}{mean} ± {half}, {claim.count} seeds)"
 
 
 def _poor(figures: Figures) -> dict[str, str]:
@@ -206,18 +274,13 @@ def _poor(figures: Figures) -> dict[str, str]:
 
 def _by_network(figures: Figures) -> dict[str, tuple[list[Figures], list[Figures]]]:
     """The runs of each network, seed by seed: without the penal connection, and with it."""
-    rows = [*figures["rows"], *figures.get("further", ())]
-    return {
-        name: (_runs(rows, name, 0.0), _runs(rows, name, TAU))
-        for name in dict.fromkeys(row["network"] for row in rows)
-    }
+    rows = sorted((*figures["rows"], *figures.get("further", ())), key=lambda row: int(row["seed"]))
+    names = dict.fromkeys(row["network"] for row in (*figures["rows"], *figures.get("further", ())))
 
+    def of(name: str, tau: float) -> list[Figures]:
+        return [row for row in rows if (row["network"], row["tau"]) == (name, tau)]
 
-def _runs(rows: Sequence[Figures], name: str, tau: float) -> list[Figures]:
-    return sorted(
-        (row for row in rows if (row["network"], row["tau"]) == (name, tau)),
-        key=lambda row: int(row["seed"]),
-    )
+    return {name: (of(name, 0.0), of(name, TAU)) for name in names}
 
 
 def _positive(

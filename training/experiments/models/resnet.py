@@ -1,0 +1,181 @@
+"""The residual networks of He et al.: for small images, and for large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pathspace.errors import InputError
+
+from ...penal import penal
+
+# layers of the networks for large images -> blocks of their four stages
+BLOCKS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
+# from so many layers on a block has three convolutions, the last with so many times the channels
+DEEP, EXPANSION = 50, 4
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+    return [
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    ]
+
+
+class Rectifier(nn.Module):
+    """ReLU, with a penalty ``activity/2 ||a||^2`` on its outputs."""
+
+    def __init__(self, activity: float = 0.0) -> None:
+        super().__init__()
+        self.activity = activity
+
+    def forward(self, sums: Tensor) -> Tensor:
+        """Map a tensor to one of the same shape."""
+        outputs = torch.relu(sums)
+        return penal(outputs, self.activity) if self.activity else outputs
+
+
+class Block(nn.Module):
+    """``relu(skip(x) + branch(x))``, a branch of two or three convolutions with batch norm.
+
+    A ``deep`` block has three convolutions, of which the second has the stride, in place of two of
+    3 x 3. Where the shape changes the skip is a convolution of 1 x 1 (``project``, option B of the
+    original paper); otherwise it takes every second pixel and pads the new channels with zeros
+    (option A). ``scale`` is the first value of a learned factor for each channel of the branch
+    (LayerScale), ``drop`` the share of the samples whose branch is dropped in a training step
+    (stochastic depth).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        deep: bool = False,
+        project: bool = False,
+        scale: float | None = None,
+        drop: float = 0.0,
+        activity: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.outputs = EXPANSION * width if deep else width
+        shapes = [(inputs, width, 3, stride), (width, width, 3, 1)]
+        if deep:
+            shapes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, self.outputs, 1, 1)]
+        layers = [
+            layer for shape in shapes for layer in (*_convolution(*shape), Rectifier(activity))
+        ]
+        self.branch, self.rectifier = nn.Sequential(*layers[:-1]), layers[-1]
+        self.stride, self.added, self.drop = stride, self.outputs - inputs, drop
+        same = stride == 1 and not self.added
+        self.skip = (
+            nn.Sequential(*_convolution(inputs, self.outputs, 1, stride))
+            if project and not same
+            else None
+        )
+        self.scale = None if scale is None else nn.Parameter(torch.full((width, 1, 1), scale))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Map (B, inputs, Y, X) to (B, outputs, Y / stride, X / stride)."""
+        branch = self.branch(stream)
+        if self.scale is not None:
+            branch = branch * self.scale
+        if self.training and self.drop:
+            kept = 1 - self.drop
+            branch = branch * branch.new_empty(len(branch), 1, 1, 1).bernoulli_(kept) / kept
+        if self.skip is not None:
+            stream = self.skip(stream)
+        elif self.stride > 1 or self.added:
+            every = stream[:, :, :: self.stride, :: self.stride]
+            stream = functional.pad(every, (0, 0, 0, 0, 0, self.added))
+        result: Tensor = self.rectifier(stream + branch)
+        return result
+
+
+class ResNet(nn.Module):
+    """A stem, stages of :class:`Block` (widths 1, 2, 4, ... times ``width``; all but the first
+    halve the image) and a linear read-out.
+    """
+
+    def __init__(
+        self,
+        stem: Sequence[nn.Module],
+        width: int,
+        stages: Sequence[int],
+        outputs: int,
+        **settings: float,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(*stem)
+        blocks: list[nn.Module] = []
+        before = width
+        for stage, count in enumerate(stages):
+            for place in range(count):
+                stride = 2 if stage and not place else 1
+                block = Block(before, width * 2**stage, stride, **settings)  # type: ignore[arg-type]
+                blocks.append(block)
+                before = block.outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.readout = nn.Linear(before, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
+        result: Tensor = self.readout(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+        return result
+
+
+class CifarResNet(ResNet):
+    """The network of ``6 n + 2`` layers for small images; ``more`` are settings of its blocks.
+
+    Reference:
+        He et al., Deep residual learning for image recognition, section 4.2; Learnable
+        Markov chain paper, Table 3.
+    """
+
+    def __init__(
+        self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float
+    ) -> None:
+        if depth < 8 or (depth - 2) % 6:
+            raise InputError(
+                f"A residual network of depth {depth} does not exist; give 6 n + 2, such as 20"
+                " or 56."
+            )
+        stem = [*_convolution(channels, width, 3), nn.ReLU()]
+        super().__init__(stem, width, [(depth - 2) // 6] * 3, outputs, **more)
+
+
+class DeepResNet(ResNet):
+    """The network of 18 to 152 layers for large images; with ``small``, for images of 32 pixels,
+    the stem has a kernel of 3 x 3 and halves nothing, in place of 7 x 7 and two halvings.
+
+    Reference:
+        He et al., Deep residual learning for image recognition, Table 1; Learnable Markov chain
+        paper, Tables 2 and 3.
+    """
+
+    def __init__(
+        self,
+        depth: int = 50,
+        channels: int = 3,
+        width: int = 64,
+        outputs: int = 1000,
+        small: bool = False,
+    ) -> None:
+        if depth not in BLOCKS:
+            raise InputError(
+                f"A deep residual network of {depth} layers does not exist; give one of:"
+                f" {', '.join(map(str, BLOCKS))}."
+            )
+        stem = [*_convolution(channels, width, 3 if small else 7, 1 if small else 2), nn.ReLU()]
+        if not small:
+            stem.append(nn.MaxPool2d(3, 2, padding=1))
+        super().__init__(stem, width, BLOCKS[depth], outputs, deep=depth >= DEEP, project=True)
