@@ -1,0 +1,88 @@
+"""An upper bound on the dimension of all changes of basis, by infinitesimal generators.
+
+For each space of ``n`` features let ``X`` be any ``n x n`` matrix: writers move by ``X w``, readers
+by ``-w X``. It is a symmetry if ``<grad_w <u, f>, dw(X)> = 0`` for all weights, inputs and
+cotangents ``u``. Each sample is one equation for the entries of all ``X`` together, so that
+
+    ``dimension <= number of entries - rank of the samples``
+
+for any sample: more can only increase the rank. Spaces that the reading calls rigid are asked, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.evidence.bench import Inputs, in_double, other_inputs
+from pathspace.models.nested import real_leaves
+from pathspace.models.running import cast
+from pathspace.models.stand_in import stand_in
+from pathspace.rotations.rotate import rotate_
+from pathspace.rotations.space import FeatureSpaces, Space
+
+# samples beyond the number of entries; samples in a row with equal weights and inputs
+MARGIN, EACH = 16, 4
+# singular values below this, relative to the largest, count as zero: errors make the bound
+# larger, never smaller
+SMALLEST = 1e-9
+
+
+def most_dimensions(model: nn.Module, found: FeatureSpaces, *args: Any) -> int:
+    """The largest possible dimension of the changes of basis of a small model."""
+    entries = sum((space.count * space.size) ** 2 for space in found)
+    bench = in_double(stand_in(model, share_tensors=False)).eval()
+    rotate_(bench, found, {space.name: torch.eye(space.size).double() for space in found.free})
+    inputs: Inputs = cast((args, {}), torch.float64)
+    rows = []
+    for number in range(entries + MARGIN):
+        if number and number % EACH == 0:
+            inputs = other_inputs(inputs, number, near=False)
+            _redraw(bench, found, number)
+        rows.append(_equation(bench, found, inputs, number))
+    values = torch.linalg.svdvals(torch.stack(rows))
+    return entries - int((values > SMALLEST * values[0]).sum())
+
+
+@torch.no_grad()
+def _redraw(model: nn.Module, found: FeatureSpaces, seed: int) -> None:
+    """Other weights, but for gains that were folded."""
+    generator = torch.Generator().manual_seed(seed)
+    folded = {name for space in found for name in space.gains}
+    for name, parameter in model.named_parameters():
+        if name not in folded and parameter.is_floating_point():
+            own = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.copy_(own / max(1, parameter[0].numel() if parameter.dim() else 1) ** 0.5)
+
+
+def _equation(model: nn.Module, found: FeatureSpaces, inputs: Inputs, seed: int) -> Tensor:
+    """Derivatives of a random combination of the outputs by all entries of all matrices."""
+    leaves = real_leaves(model(*inputs[0], **inputs[1]))
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(
+        (leaf * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)).sum()
+        for leaf in leaves
+    )
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    gradients = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)  # type: ignore[arg-type]
+    by_name = dict(zip(parameters, gradients, strict=True))
+    return torch.cat([_of_space(space, parameters, by_name).reshape(-1) for space in found])
+
+
+def _of_space(
+    space: Space, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> Tensor:
+    count = space.count * space.size
+    result = torch.zeros(count, count, dtype=torch.float64)
+    for part in space.slices:
+        at = part.positions.reshape(-1)
+        moved, own = (
+            tensor.detach().movedim(part.dim, 0)[at].reshape(count, -1).double()
+            for tensor in (gradients[part.parameter], parameters[part.parameter])
+        )
+        product = moved @ own.T
+        result += -product.T if part.dual else product
+    return result
