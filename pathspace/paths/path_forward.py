@@ -203,6 +203,8 @@ class PathSums(ByFacts):
     def by_rule(self, call: OperationCall) -> Any:
         """Pass sums through the rule of the operation."""
         facts, request, p = call.facts, self.request, self.p
+        if "embedding_bag" in call.name:
+            return self.stopped(call, "bags divide or weigh rows, or take several at once")
         if call.name == "aten.index_add":
             # (its factor, for which the rule has no edge, in what is added)
             factor = abs(call.kwargs.get("alpha", 1)) ** p
@@ -231,8 +233,6 @@ class PathSums(ByFacts):
         return read.results(p)
 
     def _measured(self, call: OperationCall) -> Any:
-        if "embedding_bag" in call.name:
-            return self.bags(call)
         data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))
         if data or not isinstance(call.shown, Tensor):
             return None
