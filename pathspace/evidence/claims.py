@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any
@@ -80,10 +80,6 @@ class Claim(Shown):
     rank: int | None = None
     dimension: int | None = None
     counterexample: dict[str, Any] | None = field(default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values."""
-        return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""
