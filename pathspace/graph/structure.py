@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
@@ -313,30 +312,6 @@ class Structure:
                     found.append(Slice(name, tuple(whole), int(value)))
         return tuple(found)
 
-    def module(self, block: WeightBlock | str) -> nn.Module:
-        """The module of the model that holds a block's parameter.
-
-        Args:
-            block: one of :attr:`blocks`, or the name of a parameter.
-
-        Raises:
-            InputError: the graph has no such block.
-
-        Example:
-            >>> import torch, pathspace as ps
-            >>> graph = ps.trace(torch.nn.Sequential(torch.nn.Linear(2, 3)), torch.randn(1, 2))
-            >>> graph.module(graph.blocks[0])
-            Linear(in_features=2, out_features=3, bias=True)
-        """
-        name = block if isinstance(block, str) else block.name
-        path = owner(name)
-        if path not in self.modules:
-            raise InputError(
-                f"module found no parameter {name!r} in the reduction graph, expected a block's"
-                " name."
-            )
-        return self.modules[path]
-
     def activation(self, unit: int) -> str:
         """A name for a unit: the first module that computes it, and the position of
         the unit among its outputs.
@@ -356,18 +331,3 @@ class Structure:
         places = [str(int(index[0])) for index in part.index if isinstance(index, Tensor)]
         path = owner(part.name)
         return f"{path or 'model'}[{', '.join(places)}]" if places else path
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the graph as a dictionary of plain values."""
-        return {
-            "weights": self.num_weights,
-            "units": self.num_units,
-            "dimension": self.dimension,
-            "exact_units": self.num_exact_units,
-            "exact_dimension": self.exact_dimension,
-            "approximate_units": self.num_units - self.num_exact_units,
-            "blocks": len(self.blocks),
-            "pinned": len(self.pinned),
-            "unused": list(self.unused),
-            "range": self.range,
-        }
