@@ -106,8 +106,8 @@ def test_a_sum_scales_where_all_uses_agree_on_the_constant(name: str) -> None:
         phi = normal(graph, seed)
         after = ps.rescale_(copy.deepcopy(net), graph, phi)
         torch.testing.assert_close(after(x), before, rtol=1e-10, atol=1e-10)
-        a, c = graph.gauge(phi).get("gain", torch.ones(1)), graph.shifts.get("gain", 0.0)
-        torch.testing.assert_close(after.gain, a.double() * (net.gain + c) - c)
+        a, b = graph.gauge_affine(phi).get("gain", (torch.ones(1), torch.zeros(1)))
+        torch.testing.assert_close(after.gain, a.double() * net.gain + b)
     assert ps.verify(net, x).holds
     if name not in BEYOND:
         _, runner = soundness.trace_double(net, (x,), {})
