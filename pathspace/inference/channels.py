@@ -41,6 +41,7 @@ class Channels(Sided):
             last inside each matrix.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
+        pinned: whether an operation has no rule for its operands, so that its result has no ids.
     """
 
     written = 0
@@ -50,7 +51,7 @@ class Channels(Sided):
         self.equations = UnionFind()
         self.equations.fresh((1,))
         self.reads: set[Side] = set()
-        self.several = False
+        self.several = self.pinned = False
         self._mixed: list[tuple[Tensor, set[int], str]] = []
         # ids below this one belong to buffers; their equations wait until all others are known
         self._of_buffers = 0
@@ -236,6 +237,7 @@ class Channels(Sided):
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix the channels of the operands of an operation without a rule."""
+        self.pinned = True
         for value in values:
             for ids in (
                 [view for _, view in self.places(value)] if isinstance(value, Weight) else [value]

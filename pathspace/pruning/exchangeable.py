@@ -20,6 +20,7 @@ from ..inference.interpreter import interpret
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
+from .equivariant import treats_channels_alike
 from .groups import ChannelGroup, alike_channels, part_of
 from .matching import ordered
 from .removal import corner
@@ -48,7 +49,9 @@ def channel_groups(
             known = {side for group in alike if len(group) > 1 for side in group.slices}
             alike += alike_channels(interpret(captured, InnerChannels)[0], model, known)
         several = [one for one in alike if len(one) > 1]
-        groups = tuple(_named(exchangeable(several, captured)))
+        if found.pinned or found.pinned_parameters or not treats_channels_alike(captured):
+            several = exchangeable(several, captured)
+        groups = tuple(_named(several))
     written = {side for group in groups for side in group.slices}
     lost: dict[str, str] = {}
     for group in alike:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.capture.capture import capture
+from pathspace.pruning import exchangeable
+from pathspace.pruning.equivariant import treats_channels_alike
 from pathspace.pruning.matching import permuted
 
 
@@ -141,3 +144,68 @@ def test_an_order_that_is_another_function_is_not_the_same(name: str) -> None:
         other = permuted(model, slices, {"all": order})
         same = torch.allclose(other(x), model(x), atol=1e-10)
         assert ps.compare(model, other, graph).same == same
+
+
+class Parts(nn.Module):
+    """Layers for :data:`ALIKE`, and a function that uses some of them."""
+
+    def __init__(self, use: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.use, self.first, self.norm = use, nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.own = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.pairs, self.gate = nn.Conv2d(6, 12, 1, groups=3), nn.Conv2d(6, 6, 1)
+        self.next, self.halves = nn.Conv2d(6, 4, 1), nn.Conv2d(4, 6, 1, groups=2)
+        self.given, self.place = nn.BatchNorm2d(4), nn.Conv2d(4, 1, 1)
+        self.flat, self.wide = nn.Linear(12 * 16, 5), nn.Linear(5, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, x)
+
+
+def residual(m: nn.Module, x: Tensor) -> Tensor:
+    h = m.norm(m.first(x)).relu()
+    h = h + m.own(h) * m.gate(h.mean((2, 3), keepdim=True)).sigmoid()
+    return m.next(nn.functional.max_pool2d(h, 2))
+
+
+def mapped_input(m: nn.Module, x: Tensor) -> Tensor:
+    return m.halves(m.place(x).sigmoid() * x + m.next(m.first(x)))
+
+
+def flat_map(m: nn.Module, x: Tensor) -> Tensor:
+    return m.wide(m.wide(m.flat(m.pairs(m.first(x)).flatten(1))).mul(m.place(x).flatten(1))[:, :5])
+
+
+# what a model does -> whether each operation treats all channels alike, whatever the weights
+ALIKE: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], bool]] = {
+    "norm, gate and sum": (residual, True),
+    "flattened groups": (
+        lambda m, x: m.wide(m.flat(m.pairs(m.first(x).relu()).flatten(1)).tanh()),
+        True,
+    ),
+    "an image and its sum with a layer": (lambda m, x: m.first(x + m.next(m.first(x))), False),
+    "a norm of inputs": (lambda m, x: m.first(m.given(x)), False),
+    "groups of inputs": (lambda m, x: m.next(m.halves(x)), False),
+    "inputs times a map": (mapped_input, False),
+    "a map along channels": (flat_map, False),
+    "another order": (lambda m, x: m.next(m.first(x).flip(1)), False),
+    "a part": (lambda m, x: m.gate(torch.cat([m.first(x)[:, :2], x], 1)), False),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_needs_no_measurement_is_measured_the_same(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    use, alike = ALIKE[name]
+    model = Parts(use).eval()
+    captured = capture(model, (torch.randn(2, 4, 4, 4),))
+    assert treats_channels_alike(captured) == alike
+    found = exchangeable.channel_groups(captured, model)
+    monkeypatch.setattr(exchangeable, "treats_channels_alike", lambda _: False)
+    measured = exchangeable.channel_groups(captured, model)
+    assert found[1] == measured[1]
+    assert [(g.name, len(g), g.readers) for g in found[0]] == [
+        (g.name, len(g), g.readers) for g in measured[0]
+    ]
