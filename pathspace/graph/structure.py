@@ -349,6 +349,30 @@ class Structure:
                     found.append(Slice(name, tuple(whole), int(value)))
         return tuple(found)
 
+    def module(self, block: WeightBlock | str) -> nn.Module:
+        """The module of the model that holds a block's parameter.
+
+        Args:
+            block: one of :attr:`blocks`, or the name of a parameter.
+
+        Raises:
+            InputError: the graph has no such block.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> graph = ps.trace(torch.nn.Sequential(torch.nn.Linear(2, 3)), torch.randn(1, 2))
+            >>> graph.module(graph.blocks[0])
+            Linear(in_features=2, out_features=3, bias=True)
+        """
+        name = block if isinstance(block, str) else block.name
+        path = owner(name)
+        if path not in self.modules:
+            raise InputError(
+                f"module found no parameter {name!r} in the reduction graph, expected a block's"
+                " name."
+            )
+        return self.modules[path]
+
     def activation(self, unit: int) -> str:
         """A name for a unit: the first module that computes it, and the position of
         the unit among its outputs.

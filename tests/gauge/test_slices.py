@@ -72,11 +72,15 @@ def test_units_are_named_by_what_computes_them() -> None:
         graph.slices(0)
 
 
-def test_modules_are_the_models_own() -> None:
+def test_modules_of_blocks_are_the_models_own() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     parametrize.register_parametrization(model[0], "weight", nn.Identity())
-    modules = ps.trace(model, torch.randn(1, 2)).modules
-    assert modules["0"] is model[0] and modules["2"] is model[2]
+    graph = ps.trace(model, torch.randn(1, 2))
+    owners = {block.name: graph.module(block) for block in graph.blocks}
+    assert owners["0.parametrizations.weight.original"] is owners["0.bias"] is model[0]
+    assert owners["2.weight"] is owners["2.bias"] is model[2]
+    with pytest.raises(ps.InputError, match=r"no parameter 'nothing.weight'"):
+        graph.module("nothing.weight")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

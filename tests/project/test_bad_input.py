@@ -54,6 +54,7 @@ TABLE: list[tuple[str, Call, type[Exception]]] = [
     ("gauge: length", lambda g: g.graph.gauge(torch.zeros(2)), VALUE),
     ("gauge: a string", lambda g: g.graph.gauge("zeros"), TYPE),
     ("slices: unit", lambda g: g.graph.slices(99), VALUE),
+    ("module: name", lambda g: g.graph.module("9.weight"), VALUE),
     ("path_norm: p", lambda g: ps.path_norm(g.model, g.x, p=0), VALUE),
     ("path_norm: type of p", lambda g: ps.path_norm(g.model, g.x, p="one"), TYPE),
     ("rescale: length", lambda g: ps.rescale_(g.model, g.graph, torch.zeros(99)), VALUE),
