@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def disagreement(family: str, spec: tuple[Any, ...], seed: int) -> str | None:
     """
     model, args = build(family, spec, seed)
     graph = ps.trace(model, *args)
-    if unroll(graph).num_paths > MOST_PATHS:
+    if len(list(islice(unroll(graph).walks(), MOST_PATHS + 1))) > MOST_PATHS:
         raise OverflowError
     enumeration = enumerate_paths(model, *args)
     if len(enumeration.matrix) > MOST_PATHS:

@@ -29,9 +29,7 @@ UNSEEN = 8
 
 
 # statements from the literature that can be tested on a model
-ClaimName = StrEnum(
-    "ClaimName", {"printed_skeleton": "printed-skeleton", "hierarchical": "hierarchical"}
-)
+ClaimName = StrEnum("ClaimName", {"printed_skeleton": "printed-skeleton"})
 # level of detail of the drawing
 Level = StrEnum("Level", ["auto", "block", "scalar"])
 
@@ -85,7 +83,7 @@ def verify(
     """
     from json import dumps
 
-    from ..evidence.claims import claim as decide
+    from ..evidence.claims import printed_skeleton
     from ..files.writing import STDOUT, expect_outputs, write_text
 
     expect_outputs("verify", json, (), proof)
@@ -98,7 +96,7 @@ def verify(
             graph = loaded.call(ps.trace, norm_eps=norm_eps.value)
             skeleton = graph.skeleton(rule=rule.value, seed=seed)
         if claim is not None:
-            result = decide(claim.value, skeleton)
+            result = printed_skeleton(skeleton)
         else:
             options = {"norm_eps": norm_eps.value, "rule": rule.value, "upper_bound": upper_bound}
             result = loaded.call(ps.verify, seed=seed, spaces=found, **options)

@@ -1,15 +1,11 @@
-"""Statements from the literature, tested: each is computed on a given network, with a
-counterexample if it fails.
-"""
+"""A statement from the literature, tested on a given network, with a counterexample if it fails."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,17 +13,13 @@ import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ..errors import InputError
 from ..gauge.pairs import MatrixLayout
 from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
-from ..paths.counting_vectors import modular_rank
 from ..paths.skeleton import Skeleton
 from ..shown import Shown
 from .certificate import MARKS
 
-# largest matrix of counting vectors whose rank is taken
-MOST = 2_500
 # the smallest layered networks on which the printed rule gives no basis, whichever edges it
 # chooses, without and with recurrent layers (the tests go through all smaller ones)
 COUNTEREXAMPLES: dict[bool, dict[str, Any]] = {
@@ -88,10 +80,6 @@ class Claim(Shown):
     rank: int | None = None
     dimension: int | None = None
     counterexample: dict[str, Any] | None = field(default=None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values."""
-        return asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""
@@ -169,175 +157,6 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
     words += f" = m - H: {total - graph.dimension:,} too many, which depend on the others"
     example = COUNTEREXAMPLES[recurrent]
     return result(False, words, paths=total, rank=graph.dimension, counterexample=example)
-
-
-def hierarchical(skeleton: Skeleton) -> Claim:
-    """Can the widths of a network be covered by parallel paths that share no edge, as
-    hierarchical sets demand?
-
-    The construction decomposes a fully connected network into independent substructure paths, no
-    two of which share an edge, that together pass every hidden unit; the other basis paths leave
-    them by one edge. That takes as many edge-disjoint paths as the widest layer has units, and a
-    layer of ``a`` units meets the next of ``b`` by only ``a b`` edges: between the hidden layers
-    and at both ends, ``a b`` must not be less than the widest layer.
-
-    Args:
-        skeleton: a skeleton of the network's reduction graph (only its graph is used).
-
-    Returns:
-        The claim with its verdict: whether the demand can be met.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> from torch.nn import Linear, Sequential
-        >>> layers = (Linear(*sizes, bias=False) for sizes in [(2, 1), (1, 2), (2, 1)])
-        >>> hierarchical(ps.trace(Sequential(*layers), torch.randn(1, 2)).skeleton()).verdict
-        False
-
-    Reference:
-        Zhu, Meng, Chen, Ma: Interpreting basis path set in neural networks (arXiv 1910.09402),
-        Algorithm HBPS, as far as its abstract states the demand.
-    """
-    statement = (
-        "A network decomposes into parallel paths through all hidden units, no two of which share"
-        " an edge; these, and the paths that leave them by a single edge, are a basis."
-    )
-    source = "Zhu, Meng, Chen, Ma (arXiv 1910.09402), algorithm HBPS, by its abstract"
-    graph = skeleton.graph
-    result = partial(Claim, "hierarchical", statement, source, dimension=graph.dimension)
-    widths = _widths(graph)
-    if widths is None:
-        return result(
-            None, "says nothing about this network: it is not a stack of fully connected layers"
-        )
-    widest = max(widths[1:-1])
-    narrow = next((pair for pair in pairwise(widths) if pair[0] * pair[1] < widest), None)
-    shown = "-".join(map(str, widths))
-    if narrow is not None:
-        words = (
-            f"on widths {shown} the {widest} units of the widest layer need {widest} paths without"
-            " a common edge, "
-        )
-        return result(False, f"{words}but {narrow[0]} x {narrow[1]} edges lie between two layers")
-    chosen = _parallel(widths)
-    # (the ways to each unit by these edges alone, and by one edge more)
-    on, off = np.ones(widths[0], object), np.zeros(widths[0], object)
-    for mask in chosen:
-        step = mask.astype(object)
-        on, off = on @ step, off @ step + on @ (1 - step)
-    total = int((on + off).sum())
-    weights = sum(mask.size for mask in chosen)
-    dimension = weights - sum(widths[1:-1])
-    words = (
-        f"on widths {shown} {widest} paths without a common edge pass all hidden units; with the"
-        f" paths that leave their union by one edge there are {total:,}, and m - H = {dimension:,}"
-    )
-    words += " (biases set aside)" if dimension != graph.dimension else ""
-    if total != dimension:
-        return result(False, words + ": too many, so they depend on each other", paths=total)
-    rank = modular_rank(_leaving(chosen)) if max(total, weights) <= MOST else None
-    return result(
-        None if rank is None else rank == total, f"{words}, of rank {rank}", paths=total, rank=rank
-    )
-
-
-CLAIMS: dict[str, Callable[[Skeleton], Claim]] = {
-    "printed-skeleton": printed_skeleton,
-    "hierarchical": hierarchical,
-}
-
-
-def claim(name: str, skeleton: Skeleton) -> Claim:
-    """Test a claim from the literature on a skeleton.
-
-    Args:
-        name: ``"printed-skeleton"`` (the paths with at most one edge outside the union of both
-            trees are a basis) or ``"hierarchical"`` (so are parallel paths through all hidden
-            units, and those that leave them by one edge).
-        skeleton: the two trees of a reduction graph.
-
-    Returns:
-        The verdict, with figures and, where the claim fails, the smallest counterexample.
-
-    Raises:
-        InputError: no such claim.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> found = claim("printed-skeleton", ps.trace(model, torch.randn(1, 2)).skeleton())
-        >>> found.verdict, found.paths == found.rank == found.dimension
-        (True, True)
-
-    Reference:
-        Path space for recurrent neural networks with ReLU activations, Skeleton Method and Theorem
-        3; the abstract of arXiv 1910.09402.
-    """
-    if name not in CLAIMS:
-        raise InputError(
-            f"There is no claim {name!r}, expected one of {', '.join(map(repr, CLAIMS))}."
-        )
-    return CLAIMS[name](skeleton)
-
-
-def _widths(graph: Structure) -> tuple[int, ...] | None:
-    """Widths of a stack of matrices (biases set aside), or ``None`` for any other graph."""
-    matrices = [block for block in graph.blocks if len(block.shape) == 2 and block.unused is None]
-    others = [block for block in graph.blocks if len(block.shape) != 2]
-    if (
-        not matrices
-        or any(bool((block.tail != 0).any()) for block in others)
-        or graph.forms.shape[0]
-    ):
-        return None
-    widths, last = [matrices[0].shape[1]], np.zeros(matrices[0].shape[1], np.int64)
-    for block in matrices:
-        tail = np.broadcast_to(block.tail.numpy().reshape(-1), (block.shape[1],))
-        if not np.array_equal(tail, last):
-            return None
-        last = np.broadcast_to(block.head.numpy().reshape(-1), (block.shape[0],))
-        if block is not matrices[-1] and len(np.unique(last)) < len(last):
-            return None
-        widths.append(block.shape[0])
-    return tuple(widths) if not last.any() and len(widths) > 2 else None
-
-
-def _parallel(widths: tuple[int, ...]) -> list[np.ndarray]:
-    """As many paths as the widest hidden layer has units, no two with a common edge, through every
-    hidden unit: a mask of the edges of each layer.
-    """
-    here = np.arange(max(widths[1:-1])) % widths[0]
-    masks = []
-    for before, width in pairwise(widths):
-        # in order of where they are, paths from one unit get consecutive turns, hence different
-        # units to go to
-        there = np.empty_like(here)
-        there[np.argsort(here, kind="stable")] = np.arange(len(here)) % width
-        mask = np.zeros((before, width), bool)
-        mask[here, there] = True
-        masks.append(mask)
-        here = there
-    return masks
-
-
-def _leaving(chosen: list[np.ndarray]) -> np.ndarray:
-    """Counting vectors of the paths with at most one edge that is not among the chosen ones."""
-    walks: list[tuple[tuple[int, ...], int, int]]
-    walks, first = [((), unit, 0) for unit in range(len(chosen[0]))], 0
-    for mask in chosen:
-        walks = [
-            ((*edges, first + here * mask.shape[1] + there), there, off + (not mask[here, there]))
-            for edges, here, off in walks
-            for there in range(mask.shape[1])
-            if off + (not mask[here, there]) <= 1
-        ]
-        first += mask.size
-    rows = np.zeros((len(walks), first), np.int64)
-    for row, (edges, *_) in zip(rows, walks, strict=True):
-        row[list(edges)] = 1
-    return rows
 
 
 def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:

@@ -14,7 +14,7 @@ units shows tensors with unexplained scales.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from ..models.modes import InDouble, NoEps, precision
 from ..models.nested import mapped
 from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import stand_in
+from ..shown import Shown
 from .bench import Inputs, Workbench, in_double
 from .samples import Family, Sampler, Untested, family
 
@@ -58,7 +59,7 @@ SILENT = 1e-8
 
 
 @dataclass(frozen=True)
-class UpperBound:
+class UpperBound(Shown):
     """The result of the null-space test.
 
     Attributes:
@@ -98,10 +99,6 @@ class UpperBound:
     seconds: float = 0.0
     exact_found: int | None = None
     exact_at_most: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """All attributes as plain Python values."""
-        return asdict(self)
 
 
 def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:

@@ -4,7 +4,6 @@ unit in place of a constant.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -103,7 +102,7 @@ def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
     """A clip whose bounds have the scale of what it clips."""
     ids = semantics.activation(x)
     if isinstance(semantics, _Marks):
-        semantics.met[number] = ids
+        semantics.met.setdefault(number, []).append(ids)
     return ids
 
 
@@ -112,31 +111,18 @@ class _Marks(Scales):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.met: dict[int, Tensor] = {}
-
-
-class _Calls(list[tuple[str, Any]]):
-    """Calls in order, clip and lines; copies of a model write into the same list."""
-
-    def __deepcopy__(self, memo: Any) -> _Calls:
-        return self
+        self.met: dict[int, list[Tensor]] = {}
 
 
 class _Probe(nn.Module):
-    """Stands in place of a clip and notes each call: by number, and from which lines."""
+    """Stands in place of a clip, and has its number in the graph."""
 
-    def __init__(self, calls: _Calls, name: str) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.sites, self.name = calls, name
+        self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        lines: list[tuple[Any, int]] = []
-        frame = inspect.currentframe()
-        while frame is not None and len(lines) < 40:
-            lines.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back
-        self.sites.append((self.name, tuple(lines)))
-        result: Tensor = torch.ops.pathspace.lifted(x, len(self.sites) - 1)
+        result: Tensor = torch.ops.pathspace.lifted(x, self.number)
         return result
 
 
@@ -185,24 +171,15 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
             " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
         )
-    calls = _Calls()
-    for name in names:
-        put(twin, name, _Probe(calls, name))
+    for number, name in enumerate(names):
+        put(twin, name, _Probe(number))
     captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    for name in names:
+    for number, name in enumerate(names):
         clip: Any = module_at(result, name)
-        # (a capture may run the model more than once: what counts is what is in the graph)
-        numbers = [n for n, (own, _) in enumerate(calls) if own == name and n in marks.met]
-        shapes, sites = (
-            [_shape(marks.met[n], classes) for n in numbers],
-            [calls[n][1] for n in numbers],
-        )
-        if len(set(sites)) < len(sites):
-            # a loop: the same place again and again has one bound
-            shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
+        shapes = [_shape(ids, classes) for ids in marks.met.get(number, ())]
         put(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)

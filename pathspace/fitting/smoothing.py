@@ -4,23 +4,20 @@ cross-layer equalisation rescale.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InputError, expect_arguments
 from ..graph.parts import WeightBlock, owner
 from ..graph.structure import Structure
-from ..inference.random_run import graph_outputs, graph_values
-from ..models.isolation import quiet
 from ..shown import Shown
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
-# larger relative changes of the outputs are not rounding errors
-ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +30,6 @@ class SmoothingPair(Shown):
         parameters: names of the weights on both sides: those that enter, those that leave.
         exact: whether the function of the unchanged model, every ``eps`` included, is preserved:
             nothing else is written into, reads or normalises these units.
-        change: largest change of the outputs, relative to the largest output, when rows of the
-            writers and columns of the readers are rescaled by powers of two; ``None`` for a model
-            without values.
         units: ids of the units.
         left_out: why :func:`smoothing_recipe` leaves the pair out; empty if it does not.
     """
@@ -44,7 +38,6 @@ class SmoothingPair(Shown):
     readers: tuple[str, ...]
     parameters: tuple[tuple[str, ...], tuple[str, ...]]
     exact: bool
-    change: float | None
     units: Tensor = field(repr=False)
     left_out: str = ""
 
@@ -57,8 +50,7 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     """Find the modules that compute each set of units (writers), and those that use it (readers).
 
     If the rows of the writers are multiplied by positive factors and the columns of all readers are
-    divided by them, the outputs of an ``exact`` pair do not change. This is tested on the captured
-    graph with the model's weights, if it has values, and random inputs.
+    divided by them, the outputs of an ``exact`` pair do not change.
 
     Args:
         graph: a traced reduction graph, of a model with weights or without.
@@ -95,14 +87,13 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
             if readers:
                 sets.setdefault((units, readers), []).append(block.name)
     approximate = set(graph.approximate.tolist())
+    # unit -> tensors with its scale, those with products of it included
     touching: dict[int, set[str]] = {}
-    for block in graph.blocks:
-        for unit in entering[block.name] | leaving[block.name]:
-            touching.setdefault(unit, set()).add(block.name)
-    for entry in graph.statistics:
-        for unit in _units(entry.units, graph.num_units):
-            touching.setdefault(unit, set()).update(entry.names)
-    before = _outputs(graph, {})
+    ends = [(block.name, side) for block in graph.blocks for side in (block.tail, block.head)]
+    ends += [(name, entry.units) for entry in graph.statistics for name in entry.names]
+    for name, side in ends:
+        for unit in np.unique(graph.expand[side.abs().unique().numpy()].indices).tolist():
+            touching.setdefault(unit, set()).add(name)
     pairs = []
     for (units, readers), writers in sets.items():
         ids = torch.tensor(sorted(units))
@@ -114,54 +105,16 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
             for block in graph.blocks
             if owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
         }
-        change = None if before is None else _change(graph, before, ids, moved)
         # (other tensors that are of the same units would have to follow)
-        alone = all(touching[unit] <= moved for unit in units)
-        exact = alone and not units & approximate and (change is None or change <= ROUNDING)
+        exact = all(touching[unit] <= moved for unit in units) and not units & approximate
         left_out = _left_out(graph, owners[0], sides, ids)
-        pairs.append(SmoothingPair(owners[0], owners[1], sides, exact, change, ids, left_out))
+        pairs.append(SmoothingPair(owners[0], owners[1], sides, exact, ids, left_out))
     return pairs
 
 
 def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
     beside = [other for other in blocks if owner(other.name) == owner(block.name)]
     return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
-
-
-# --- the test on the captured graph
-
-
-def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """Outputs with rescaled tensors on random inputs; ``None`` without values."""
-
-    def rescaled(name: str, own: Tensor) -> Tensor:
-        shift = graph.shifts.get(name, 0.0)
-        return (own + shift) * factors[name].to(own) - shift if name in factors else own
-
-    values = graph_values(graph.captured, rescaled)
-    if values is None:
-        return None
-    with quiet(), torch.no_grad():
-        found = graph_outputs(graph.captured, graph.captured.graph(*values))
-    return [leaf for leaf in found if leaf.is_floating_point()]
-
-
-def _change(
-    graph: Structure, before: Sequence[Tensor], units: Tensor, names: Collection[str]
-) -> float:
-    phi = torch.zeros(graph.num_units, dtype=torch.float64)
-    powers = torch.randint(-2, 3, (len(units),), generator=torch.Generator().manual_seed(1))
-    phi[units - 1] = powers * torch.tensor(2.0, dtype=torch.float64).log()
-    factors = {name: factor for name, factor in graph.gauge(phi).items() if name in names}
-    after = _outputs(graph, factors) or []
-    return max(
-        (
-            float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30)
-            for a, b in zip(after, before, strict=True)
-            if b.numel()
-        ),
-        default=0.0,
-    )
 
 
 # --- configurations of other tools

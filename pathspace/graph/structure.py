@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -428,18 +428,3 @@ class Structure:
             if head:
                 result.nodes[head].setdefault("layer", layer)
         return result
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the graph as a dictionary of plain values."""
-        return {
-            "weights": self.num_weights,
-            "units": self.num_units,
-            "dimension": self.dimension,
-            "exact_units": self.num_exact_units,
-            "exact_dimension": self.exact_dimension,
-            "approximate_units": self.num_units - self.num_exact_units,
-            "blocks": len(self.blocks),
-            "pinned": len(self.pinned),
-            "unused": list(self.unused),
-            "range": self.range,
-        }

@@ -16,7 +16,7 @@ from ..capture.captured import Captured, place
 from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError, first_line
 from ..graph.parts import Pin
 from ..models.values import has_values
-from .lowering import REGIONS, decomposed, fold_constant, held_by
+from .lowering import decomposed, fold_constant, held_by
 from .registry import RULES, Rule, is_own, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free
@@ -212,14 +212,6 @@ class GraphInterpreter(Generic[S]):
                 env.pop(source.name, None)
         return None
 
-    def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
-        """Interpret a graph inside the graph."""
-        names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        within = GraphInterpreter(
-            self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source)
-        )
-        return within.run(module, dict(zip(names, operands, strict=False)))
-
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
         """Interpret one operation."""
         args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
@@ -230,8 +222,6 @@ class GraphInterpreter(Generic[S]):
         here = place(node)
         module, line = here if any(here) else self.outer
         self.semantics.place = Place(name, module, line, shown, node, run)
-        if name in REGIONS:
-            return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:
             if name not in WITH_STATISTICS or operand not in node.args[3:5]:
                 _note_read(self.semantics, env[operand.name])

@@ -1,5 +1,5 @@
-"""Operations that need no rule: constants are computed, operations that torch knows in smaller
-ones are decomposed, and operations that contain graphs are interpreted through them.
+"""Operations that need no rule: constants are computed, and operations that torch knows in smaller
+ones are decomposed.
 
 An operation is run if all of its operands are known. Rules then know which elements an index
 selects, which entries a mask removes, and which entries of a tensor are exactly zero.
@@ -7,7 +7,7 @@ selects, which entries a mask removes, and which entries of a tensor are exactly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -18,8 +18,6 @@ from torch.utils import _pytree as pytree
 
 from ..capture.tracer import OPERATION, decompositions, in_smaller_steps
 from .registry import RULES, operation_name
-from .rules.attention import attention
-from .rules.edges import with_others
 from .semantics import SHAPES
 from .values import Weight, value_of, with_value
 
@@ -107,7 +105,7 @@ def _is_number(shown: Any) -> bool:
 
 
 def held_by(module: fx.GraphModule, target: str) -> Any:
-    """What a graph holds itself: a tensor with a known value, or a region."""
+    """What a graph holds itself: a tensor with a known value, or another graph."""
     value = attrgetter(target)(module)
     return with_value(value) if isinstance(value, Tensor) else value
 
@@ -152,81 +150,3 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     ):
         placeholder.name = operand.name
     return graph
-
-
-REGIONS: dict[str, Callable[..., Any]] = {}
-Graph = fx.GraphModule
-
-
-def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register how a graph in a graph is read, ``function(interpreter, *args, **kwargs)``."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        REGIONS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-@region("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap",
-        "invoke_subgraph",
-        "wrap_activation_checkpoint", "strict_mode", "run_const_graph", "inductor_compiled_code",
-        "dynamo_bypassing_wrapper")  # fmt: skip
-def once(interpreter: Any, *args: Any, **kwargs: Any) -> Any:
-    """A region that is run once."""
-    place = next(i for i, arg in enumerate(args) if isinstance(arg, Graph))
-    operands = [arg for arg in args[place + 1 :] if not isinstance(arg, str)]
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = list(operands[0])
-    return interpreter.region(args[place], operands)
-
-
-def _joined(interpreter: Any, *results: Any) -> Any:
-    """A result that is one of several, which therefore share scales."""
-    flat, spec = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
-
-    def join(*leaves: Any) -> Any:
-        for leaf in leaves:
-            if getattr(leaf, "buffer_name", None) is not None:
-                interpreter.semantics.read(leaf.buffer_name)
-        return (
-            interpreter.semantics.join(*leaves)
-            if isinstance(leaves[0], Tensor | Weight)
-            else leaves[0]
-        )
-
-    return pytree.tree_unflatten([join(*leaves) for leaves in zip(*flat, strict=True)], spec[0])
-
-
-@region("cond")
-def branches(
-    interpreter: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()
-) -> Any:
-    """One of two graphs, chosen by data."""
-    if isinstance(condition, Tensor | Weight):
-        interpreter.semantics.pin(
-            [interpreter.semantics.activation(condition)], "a condition compares values"
-        )
-    return _joined(
-        interpreter, *(interpreter.region(graph, list(operands)) for graph in (first, second))
-    )
-
-
-@region("flex_attention")
-def flex_attention(interpreter: Any, query: Any, key: Any, value: Any, score: Any, mask: Any,
-                   scale: Any, options: Any,
-                   score_buffers: Sequence[Any] = (),
-                   mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
-    """Attention with a user's function of the scores; further tensors that it reads are pinned."""
-    semantics = interpreter.semantics
-    extra = [
-        leaf
-        for leaf in pytree.tree_leaves((score_buffers, mask_buffers))
-        if isinstance(leaf, Tensor | Weight)
-    ]
-    semantics.pin([semantics.activation(leaf) for leaf in extra], "attention scores")
-    shown = semantics.place.result
-    semantics.place.result = shown[0] if isinstance(shown, list | tuple) else shown
-    out = attention(semantics, query, key, value, enable_gqa=query.shape[-3] != key.shape[-3])
-    semantics.place.result = shown
-    return with_others(semantics, out)

@@ -244,18 +244,6 @@ class Unrolled(Semantics):
         """Edge numbers of a walk in the reduction graph."""
         return [int(self.number[position]) for position in walk]
 
-    @property
-    def num_paths(self) -> int:
-        """Number of paths; those through different nodes count separately."""
-        ways = [1] + [0] * (len(self.arrivals) - 1)
-        for node in range(1, len(self.arrivals)):
-            for edge, before in self.arrivals[node]:
-                if edge == PRODUCT:
-                    ways[node] += prod(ways[factor] for factor in self.pairs[before])
-                else:
-                    ways[node] += 1 if edge == START else ways[before]
-        return sum(ways[node] for node in self.sinks)
-
     def longest(self) -> int:
         """Number of weights on the longest path, with repetitions."""
         length = [0] * len(self.arrivals)

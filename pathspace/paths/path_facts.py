@@ -122,7 +122,7 @@ class ByFacts(fx.Interpreter):
         if facts.kind == "choice" and call.has(Chosen):
             return self._either(call)
         if facts.kind in ("pick", "write", "part") and call.has(Unknown):
-            return self._anywhere(call) if facts.kind == "pick" else None
+            return None
         if isinstance(shown, Tensor) and not shown.is_floating_point():
             return None
         if facts.kind in self.by_kind:
@@ -188,46 +188,6 @@ class ByFacts(fx.Interpreter):
         shapes = [one.shape for one in call.leaves if isinstance(one, Tensor)]
         shape = torch.broadcast_shapes(found.values.shape, *shapes)
         return Sum(found.values.expand(shape), found.log)
-
-    def _anywhere(self, call: OperationCall) -> Any:
-        """At positions that activations choose, all pass, as those of a maximum."""
-        if "embedding_bag" in call.name:
-            return self.bags(call)
-        places, dim = call.given.get("indices"), call.given.get("dim")
-        x, rest = sums.as_sum(call.args[0], self.p), call.args[1:]
-        masks = [one for one in call.leaves if isinstance(one, Tensor) and one.dtype == torch.bool]
-        if not x.values.dim() or masks or (places is None and dim is None):
-            return None
-        dims = [dim or 0]
-        if isinstance(places, list | tuple):
-            dims = [dim for dim, one in enumerate(places) if isinstance(one, Unknown)]
-        total = x.changed(lambda values: values.sum(dims, keepdim=True))
-        rest = sums.map_sums(
-            lambda one: torch.zeros_like(one) if isinstance(one, Unknown) else one, rest
-        )
-        return sums.moved_sums(call.run, (total, *rest), call.kwargs, self.p, False)
-
-    def bags(self, call: OperationCall) -> Any:
-        """Sums, means or maxima of rows, perhaps weighted; any row where activations choose it."""
-        given = dict(call.given)
-        table, factors = sums.as_sum(given["weight"], self.p), given["per_sample_weights"]
-        factors = None if factors is None else sums.as_sum(factors, self.p)
-        if isinstance(given["indices"], Unknown):
-            given["indices"] = torch.zeros_like(given["indices"])
-            if "padding_idx" in given:
-                given["padding_idx"] = None if call.name == "aten.embedding_bag" else -1
-            table = table.changed(lambda rows: rows.sum(0, keepdim=True))
-        mean = given["mode"] == 1
-        given |= {"mode": 0, "per_sample_weights": None if factors is None else factors.values}
-
-        def total(rows: Tensor) -> Tensor:
-            bags: Tensor = call.run(**given | {"weight": rows})[0]
-            return bags
-
-        values = total(table.values)
-        if mean:
-            values = values / total(torch.ones_like(table.values)).clamp(min=1) ** self.p
-        return call.kept(Sum.of(values, table.log + (factors.log if factors else 0.0)))
 
     def _weighted(self, call: OperationCall) -> Any:
         facts, x = call.facts, call.args[0]

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture.captured import Captured, place
 from ..errors import PathspaceError, UnsupportedError
-from ..inference.lowering import REGIONS, decomposed, once
+from ..inference.lowering import decomposed
 from ..inference.registry import RULES
 from ..models.finite import expect_finite
 from ..models.isolation import quiet
@@ -109,19 +109,11 @@ class PathSums(ByFacts):
         """A tensor or a graph that the graph holds."""
         return _on_processor(super().get_attr(target, args, kwargs))
 
-    def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
-        """Interpret a graph inside the graph."""
-        return PathSums(module, self.request, self.whole).run(*operands)
-
     def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Apply one operation as usual, or to sums by its properties or its rule."""
         if target is operator.getitem:
             return args[0][args[1]]
         call = OperationCall(self.node, tuple(args), dict(kwargs)).mapped(_on_processor)
-        if call.name in REGIONS:
-            if REGIONS[call.name] is once:
-                return once(self, *call.args, **call.kwargs)
-            return self.stopped(call, "which branch or how many steps are run depends on data")
         kind, decided = call.facts.kind, call.has(Chosen)
         why = self._without_bound(call) if self.request.bound else ""
         if why:
@@ -211,6 +203,8 @@ class PathSums(ByFacts):
     def by_rule(self, call: OperationCall) -> Any:
         """Pass sums through the rule of the operation."""
         facts, request, p = call.facts, self.request, self.p
+        if "embedding_bag" in call.name:
+            return self.stopped(call, "bags divide or weigh rows, or take several at once")
         if call.name == "aten.index_add":
             # (its factor, for which the rule has no edge, in what is added)
             factor = abs(call.kwargs.get("alpha", 1)) ** p
@@ -239,8 +233,6 @@ class PathSums(ByFacts):
         return read.results(p)
 
     def _measured(self, call: OperationCall) -> Any:
-        if "embedding_bag" in call.name:
-            return self.bags(call)
         data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))
         if data or not isinstance(call.shown, Tensor):
             return None

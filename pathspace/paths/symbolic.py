@@ -84,18 +84,6 @@ class SymbolicSpace(Shown):
         return _matrix(incidence.toarray()[:, 1:].T)
 
     @cached_property
-    def null_space(self) -> sympy.Matrix:
-        """Rows that span the kernel of the counting matrix, computed from the matrix alone;
-        they span the gauge too.
-        """
-        import sympy
-
-        vectors = self.counting_matrix.nullspace() if self.basis else []
-        return sympy.Matrix([list(vector) for vector in vectors]).reshape(
-            len(vectors), self.counting_matrix.cols
-        )
-
-    @cached_property
     def free(self) -> tuple[int, ...]:
         """Edge numbers of the weights outside ``T_out``; there are as many as basis paths."""
         fixed = self.skeleton.edges(self.skeleton.tree_out)

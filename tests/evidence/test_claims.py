@@ -13,16 +13,13 @@ from cases import CASES, mlp
 from oracles.exact import exact_rank
 from oracles.layered import LayeredMLP, by_width
 from oracles.networks import LoopRNN, OpRNN, RandomConv
-from torch import nn
 from typer.testing import CliRunner
 
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence.claims import (
     COUNTEREXAMPLES,
-    claim,
     count_selected,
-    hierarchical,
     printed_skeleton,
 )
 
@@ -83,9 +80,8 @@ def test_the_count_is_exact_on_convolutions() -> None:
 
 
 def test_the_printed_rule_is_refuted_on_the_smallest_stack() -> None:
-    found = claim(
-        "printed-skeleton", ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton()
-    )
+    skeleton = ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton()
+    found = printed_skeleton(skeleton)
     assert (found.verdict, found.paths, found.rank, found.dimension) == (False, 4, 3, 3)
     assert found.counterexample is not None
     assert found.counterexample["weights"] == 6
@@ -164,30 +160,6 @@ def test_networks_that_the_rule_says_nothing_about(name: str, words: str) -> Non
     found = printed_skeleton(ps.trace(model, *args).skeleton())
     assert found.verdict is None
     assert words in found.evidence
-
-
-def test_hierarchical_sets_on_equal_and_unequal_widths() -> None:
-    def on(*widths: int) -> ps.Skeleton:
-        return ps.trace(mlp(*widths, bias=False), torch.randn(1, widths[0])).skeleton()
-
-    assert hierarchical(on(3, 3, 3, 3)).verdict is True
-    narrow = hierarchical(on(3, 5, 1, 3, 2))
-    assert narrow.verdict is False
-    assert "1 x 3 edges" in narrow.evidence
-    unequal = hierarchical(on(2, 2, 3, 2))
-    assert unequal.verdict is False
-    assert unequal.paths is not None
-    assert unequal.dimension is not None
-    assert unequal.paths > unequal.dimension
-    assert hierarchical(ps.trace(nn.Linear(3, 2), torch.randn(1, 3)).skeleton()).verdict is None
-    model, args = CASES["conv_gap"]()
-    assert hierarchical(ps.trace(model, *args).skeleton()).verdict is None
-
-
-def test_unknown_claims_are_refused() -> None:
-    model, args = CASES["mlp_3x4x2"]()
-    with pytest.raises(ps.InputError, match="printed-skeleton"):
-        claim("everything", ps.trace(model, *args).skeleton())
 
 
 def test_the_command_line_tries_claims_and_judges_proofs(tmp_path: Path) -> None:

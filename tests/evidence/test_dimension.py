@@ -64,10 +64,8 @@ def test_paths_grow_exponentially_with_the_steps_from_two_units_on(units: int) -
     counts = []
     for steps in (1, 2, 3, 4, 5):
         graph = ps.trace(model, torch.zeros(steps, 1, 1), sizes="given")
-        counts.append(unroll(graph).num_paths)
-    # (the last state is an output)
-    lengths = [[units ** (s + 1) for s in range(steps)] for steps in (1, 2, 3, 4, 5)]
-    assert counts == [sum((len(one) - s) * n for s, n in enumerate(one)) for one in lengths]
+        counts.append(len(list(unroll(graph).walks())))
+    assert counts == [sum(units ** (s + 1) for s in range(steps)) for steps in (1, 2, 3, 4, 5)]
 
 
 def test_paths_of_a_convolution_by_hand() -> None:
@@ -319,18 +317,15 @@ def test_basis_path_values_are_invariant(name: str) -> None:
 @pytest.mark.parametrize(
     ("power", "units"),
     [
-        (lambda h: h.sqrt().square(), 4),
-        (lambda h: h.sqrt() * h.sqrt(), 4),
+        (lambda h: h.sqrt().square(), 0),
+        (lambda h: h.sqrt() * h.sqrt(), 0),
         (lambda h: h.square(), 4),
-        (lambda h: torch.cat([h.sqrt(), h], -1)[..., 2:6], 4),
         (lambda h: h**1.5, 0),
         (lambda h: h ** (2 / 3), 0),
     ],
 )
 def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: int) -> None:
-    """Where weights meet powers of a scale only, their common multiple is the unit;
-    without one it is pinned.
-    """
+    """Where weights meet powers of a scale only, and never the scale itself, it is pinned."""
 
     model, x = Between(lambda h: power(torch.relu(h)), 4, 3, 4), torch.randn(5, 3)
     graph = ps.trace(model, x)

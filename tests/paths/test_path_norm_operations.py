@@ -25,10 +25,12 @@ from pathspace.paths.path_facts import Request
 from pathspace.paths.path_forward import ends_of_paths
 from tests.inference.test_registry import prepared
 
-CASES: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+EVERY: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     *((name, *case) for table in (TELLING, COPYING) for name, case in table.items()),
     *((name, args, kwargs) for name, args, kwargs, _ in FORMS if registered(name) in FACTS),
 ]
+# (bags are refused)
+CASES = [case for case in EVERY if "embedding_bag" not in case[0]]
 
 # kinds of operations that nothing passes, in any of the forms above
 ENDING = ("function", "softmax", "rounding")

@@ -11,7 +11,7 @@ from cases import mlp
 
 import pathspace as ps
 from pathspace import diagnostics, training
-from pathspace.evidence.claims import claim
+from pathspace.evidence.claims import printed_skeleton
 from pathspace.shown import Shown
 
 
@@ -67,7 +67,7 @@ def every() -> dict[str, Any]:
         "gauge": gauge.certificate,
         "equalised": ps.equalise(model, graph, calibration=inputs[0]),
         "symbols": ps.symbolic(skeleton),
-        "claim": claim("printed-skeleton", skeleton),
+        "claim": printed_skeleton(skeleton),
         "statistics": ps.path_statistics(skeleton),
         "advice": training.suggest(model, graph, show=False),
         "chain": diagnostics.MarkovChain.trace(model, *inputs),

@@ -25,6 +25,10 @@ SMALLER = 1 / 30
 def the_smoothing(subject: Subject) -> Facts:
     """Pairs of modules between which outliers can be moved, by the names of their modules."""
     pairs = ps.smoothing_pairs(subject.graph)
+    units = torch.cat([pair.units for pair in pairs if pair.exact]) - 1
+    phi = torch.zeros(subject.graph.num_units, dtype=torch.float64)
+    phi[units] = subject.graph.random_powers(seed=1, largest=2)[units]
+    moved = ps.rescale(subject.model, subject.graph, phi)
 
     def kind(names: tuple[str, ...]) -> str:
         return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in names))
@@ -32,7 +36,7 @@ def the_smoothing(subject: Subject) -> Facts:
     return {
         "pairs": len(pairs),
         "exact": sum(pair.exact for pair in pairs),
-        "change": max(pair.change for pair in pairs),
+        "change": change(subject.outputs(subject.model), subject.outputs(moved)),
         "kinds": Counter(f"{kind(pair.writers)} to {kind(pair.readers)}" for pair in pairs),
         "left_out": Counter(re.sub(r"\.\d+\.", ".*.", p.left_out) for p in pairs if p.left_out),
     }
