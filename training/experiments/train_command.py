@@ -153,5 +153,9 @@ def _table(task: Task, result: Mapping[str, Any]) -> Table:
     table.add_row("task", task.description)
     for key, value in result.items():
         text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        if isinstance(value, dict):
+            text = ", ".join(f"{name} {each}" for name, each in value.items())
+        elif isinstance(value, list):
+            text = ", ".join(value)
         table.add_row(key.replace("_", " "), text)
     return table
