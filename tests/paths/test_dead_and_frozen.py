@@ -114,7 +114,7 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
     optimizer = MAKERS[kind](model, skeleton)
     losses = train(model, optimizer, x)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
-    assert optimizer.dead.tolist() == skeleton.dead.tolist()
+    assert optimizer.skeleton.dead.tolist() == skeleton.dead.tolist()
     assert (
         not model.first.weight[1].any()
         and not model.head.weight[:, 2].any()
