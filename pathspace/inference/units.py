@@ -40,7 +40,7 @@ def build_graph(
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    solution = _named(solution, spoken, scales)
+    solution = _divided(_named(solution, spoken, scales), spoken, scales)
     while True:
         graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
@@ -158,6 +158,25 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
         factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
         tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
     return distinct(tail), distinct(head)
+
+
+def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
+    """Units that occur only as multiples, such as squares of a root, by their common divisor."""
+    count = solution.units
+    if not solution.forms.shape[0]:
+        return solution
+    columns = np.abs(csr_array(solution.forms.T).tocsr())
+    common = np.ones(count, np.int64)
+    filled = np.flatnonzero(np.diff(columns.indptr))
+    common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
+    classes = torch.from_numpy(solution.classes)
+    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts]
+    common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
+    if (common == 1).all():
+        return solution
+    forms = csr_array(solution.forms.copy())
+    forms.data = forms.data // common[forms.indices]
+    return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
 
 
 def _stuck(graph: Structure) -> np.ndarray:

@@ -317,15 +317,18 @@ def test_basis_path_values_are_invariant(name: str) -> None:
 @pytest.mark.parametrize(
     ("power", "units"),
     [
-        (lambda h: h.sqrt().square(), 0),
-        (lambda h: h.sqrt() * h.sqrt(), 0),
+        (lambda h: h.sqrt().square(), 4),
+        (lambda h: h.sqrt() * h.sqrt(), 4),
         (lambda h: h.square(), 4),
+        (lambda h: torch.cat([h.sqrt(), h], -1)[..., 2:6], 4),
         (lambda h: h**1.5, 0),
         (lambda h: h ** (2 / 3), 0),
     ],
 )
 def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: int) -> None:
-    """Where weights meet powers of a scale only, and never the scale itself, it is pinned."""
+    """Where weights meet powers of a scale only, their common multiple is the unit;
+    without one it is pinned.
+    """
 
     model, x = Between(lambda h: power(torch.relu(h)), 4, 3, 4), torch.randn(5, 3)
     graph = ps.trace(model, x)
