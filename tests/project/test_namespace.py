@@ -40,7 +40,7 @@ TWICE = {
     **dict.fromkeys(["main", "register", "render", "run"], ENTRY),
     "Claim": "about one network, which users know; and about the methods of an experiment",
     "versus": "of two reports, which users know; and of the results of two methods",
-    **dict.fromkeys(["Record", "Table", "find", "given"], APART),
+    **dict.fromkeys(["Record", "Table"], APART),
     "show": "verdicts, and values of settings: in experiments alone",
     "together": "provenances, and verdicts: in experiments alone",
 }

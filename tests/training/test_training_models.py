@@ -20,7 +20,7 @@ from pathspace.training.experiments.models import (
     residual_cnn,
     stacked_rnn,
 )
-from pathspace.training.experiments.models.resnet import Block
+from pathspace.training.experiments.models.resnet import ResNetBlock
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
@@ -113,11 +113,11 @@ def test_residual_networks_have_the_sizes_of_their_paper(depth: int, parameters:
 def test_blocks_of_residual_networks_have_regularisers() -> None:
     torch.manual_seed(0)
     x = torch.randn(64, 1, 8, 8)
-    block = Block(1, 1, 1, scale=0.0)
+    block = ResNetBlock(1, 1, 1, scale=0.0)
     assert torch.equal(block(x), x.relu())
     # a dropped branch leaves the stream, one that is kept counts more; none is
     # dropped in evaluation mode
-    dropping = Block(1, 1, 1, drop=0.75)
+    dropping = ResNetBlock(1, 1, 1, drop=0.75)
     torch.nn.init.zeros_(dropping.branch[-1].weight)
     torch.nn.init.ones_(dropping.branch[-1].bias)
     added = (dropping(x.abs()) - x.abs()).mean(dim=(1, 2, 3))
@@ -128,7 +128,7 @@ def test_blocks_of_residual_networks_have_regularisers() -> None:
 def test_a_penalty_on_activations_has_the_gradient_of_their_squares() -> None:
     torch.manual_seed(0)
     x, outputs = torch.randn(4, 2, 5, 5).double(), []
-    block, plain = Block(2, 2, 1, activity=0.3).double(), Block(2, 2, 1).double()
+    block, plain = ResNetBlock(2, 2, 1, activity=0.3).double(), ResNetBlock(2, 2, 1).double()
     plain.load_state_dict(block.state_dict())
     for rectifier in (plain.branch[2], plain.rectifier):
         rectifier.register_forward_hook(lambda *found: outputs.append(found[-1]))

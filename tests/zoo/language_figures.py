@@ -22,6 +22,7 @@ BATCHES, STEPS, RATE = 6, 18, 1e-3
 SMALLER = 1 / 30
 
 
+@torch.no_grad()
 def the_smoothing(subject: Subject) -> Facts:
     """Pairs of modules between which outliers can be moved, by the names of their modules."""
     pairs = ps.smoothing_pairs(subject.graph)

@@ -44,7 +44,7 @@ class Rectifier(nn.Module):
         return penal(outputs, self.activity) if self.activity else outputs
 
 
-class Block(nn.Module):
+class ResNetBlock(nn.Module):
     """``relu(skip(x) + branch(x))``, a branch of two or three convolutions with batch norm.
 
     A ``deep`` block has three convolutions, of which the second has the stride, in place of two of
@@ -102,7 +102,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of :class:`Block` (widths 1, 2, 4, ... times ``width``; all but the first
+    """A stem, stages of blocks (widths 1, 2, 4, ... times ``width``; all but the first
     halve the image) and a linear read-out.
     """
 
@@ -121,7 +121,7 @@ class ResNet(nn.Module):
         for stage, count in enumerate(stages):
             for place in range(count):
                 stride = 2 if stage and not place else 1
-                block = Block(before, width * 2**stage, stride, **settings)  # type: ignore[arg-type]
+                block = ResNetBlock(before, width * 2**stage, stride, **settings)  # type: ignore[arg-type]
                 blocks.append(block)
                 before = block.outputs
         self.blocks = nn.Sequential(*blocks)
