@@ -39,12 +39,14 @@ class Channels(Sided):
         written: which dimension counts as written if a weight writes several: in a table
             of matrices, one for each head or expert, the first is along the table and the
             last inside each matrix.
+        certain: whether channels of one layout can change places; if not, it has to be measured.
         reads: sides along which a weight reads channels.
         several: whether a weight writes several dimensions.
         pinned: whether an operation has no rule for its operands, so that its result has no ids.
     """
 
     written = 0
+    certain = True
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -373,9 +375,3 @@ class Channels(Sided):
                 self._one(ids, [min(along)])
                 changed = True
         return changed
-
-
-class InnerChannels(Channels):
-    """The interpretation in which the channels of a table of matrices are inside the matrices."""
-
-    written = -1

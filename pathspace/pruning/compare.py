@@ -23,9 +23,9 @@ from ..reduction import ReductionGraph
 from ..rotations.alignment import find_rotation
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
-from .exchangeable import channel_groups
+from .exchangeable import channel_groups, nested_groups
 from .groups import Slices, real
-from .matching import by_weights, permuted
+from .matching import by_size, by_weights, permuted
 from .rotated_orders import orders_between_bases
 
 SAME = 1e-5
@@ -46,7 +46,8 @@ class Comparison(Shown):
         rescaled: the same after only scales are aligned.
         differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that
             differ; for integers and masks, the share of entries that differ.
-        orders: channel group -> order of the second model's channels.
+        orders: channel group -> order of the second model's channels; those of groups "inside"
+            others come after them.
         outputs: the largest difference of outputs on random inputs, relative to the largest output;
             ``None`` if the models cannot be run on random inputs.
         elements: with ``spaces``, what takes the first model to the second in this order
@@ -94,10 +95,11 @@ def compare(
 
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum
     w^2`` (tilted where there is none), which is unique; then the channels of the second are matched
-    with the first's. Both are run on random inputs, in evaluation mode and float64, because numbers
-    may stand in the code of a model (a slope, an ``eps``). Models whose weights differ may be equal
-    for another reason, or in an order that was not searched: one inside of the channels, say (for
-    features of a head, pass ``spaces``). An order can be missed where channels are nearly equal.
+    with the first's, and the order inside of channels (features of a head, outputs of a group of a
+    convolution), if they do not suffice. Both are run on random inputs, in evaluation mode and
+    float64, because numbers may stand in the code of a model (a slope, an ``eps``). Models whose
+    weights differ may be equal for another reason, or in an order that was not searched. An order
+    can be missed where channels are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.
@@ -149,14 +151,23 @@ def compare(
         return _between_bases(a, b, graph, tolerance, spaces, slices)
     one, two = (canonical_copy(model, graph) for model in (a, b))
     orders: Mapping[str, Tensor] = by_weights(one, two, slices)
-    moved = permuted(two, slices, orders)
+    moved, far = permuted(two, slices, orders), None
+    if _distance(one, moved) > tolerance:
+        far = _apart((a, b), a, graph.captured)
+        nested = nested_groups(graph.captured, a, groups) if far is None or far <= tolerance else ()
+        inside = {f"inside {group.name}": group.slices for group in nested}
+        if inside:
+            other, found = _inside(one, two, slices, inside)
+            if _distance(one, other) < _distance(one, moved):
+                moved, orders = other, found
+        slices = {**slices, **inside}
     distance, differ = _distance(one, moved), _differ(one, moved, tolerance)
     same: bool | None
     if distance <= tolerance and not differ:
         far = _apart((one, moved), a, graph.captured)
         same = far is None or far <= AMPLIFIED * max(distance, ROUNDING)
     else:
-        far = _apart((a, b), a, graph.captured)
+        far = _apart((a, b), a, graph.captured) if far is None else far
         same = False if far is not None and far > tolerance else None
     unsearched = _unsearched(one, differ, slices) if same is None else ()
     before = _distance(a, b), _distance(one, two)
@@ -187,6 +198,23 @@ def _between_bases(
     return Comparison(
         same, found.distance, as_given, without.distance, differ, orders, far, (), found.elements
     )
+
+
+def _inside(
+    one: nn.Module, two: nn.Module, slices: Slices, inside: Slices
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The second model with channels and the channels inside of them in order.
+
+    Channels that have some inside come first, matched by size, which the order inside does not
+    change.
+    """
+    within = {side for sides in inside.values() for side in sides}
+    whole = {name: sides for name, sides in slices.items() if within & sides.keys()}
+    free = {**{name: sides for name, sides in slices.items() if name not in whole}, **inside}
+    first = by_size(one, two, whole)
+    start = permuted(two, whole, first)
+    second = by_weights(one, start, free)
+    return permuted(start, free, second), first | second
 
 
 def _differ(one: nn.Module, two: nn.Module, tolerance: float) -> dict[str, float]:

@@ -15,11 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..capture.captured import Captured
-from ..inference.channels import Channels, InnerChannels
+from ..inference.channels import Channels
 from ..inference.interpreter import interpret
+from ..inference.nested_channels import InnerChannels, NestedChannels
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
+from ..inference.sides import Side
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
+from ..models.walk import tensors_of
 from .equivariant import treats_channels_alike
 from .groups import ChannelGroup, alike_channels, part_of
 from .matching import ordered
@@ -72,6 +75,32 @@ def unused(captured: Captured) -> list[str]:
     return [name for name in captured.parameters if ("parameter", name) not in read]
 
 
+def nested_groups(
+    captured: Captured, model: nn.Module, groups: Iterable[ChannelGroup]
+) -> tuple[ChannelGroup, ...]:
+    """Channels inside the channels of some groups: features of one head, outputs of one group of a
+    convolution.
+    """
+    tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
+    for group in groups:
+        for side, where in group.slices.items():
+            if where.shape[1] > 1:
+                size = tensors[side[0]].shape[side[1]]
+                number = owner.setdefault(side, torch.full((size,), -1))
+                number[where] = channels + torch.arange(len(where))[:, None]
+        channels += len(group)
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, NestedChannels)
+        inside = []
+        for group in alike_channels(found, model, set()):
+            shared = [side for side in group.slices if side in owner]
+            if shared:
+                numbers = owner[shared[0]][group.slices[shared[0]][:, 0]]
+                rows = [(numbers == number).nonzero()[:, 0] for number in numbers.unique()]
+                inside += [part_of(group, some) for some in rows if len(some) > 1]
+        return tuple(_named(exchangeable(inside, captured, certain=False)))
+
+
 def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
     """Give groups that one tensor writes different names."""
     met: set[str] = set()
@@ -83,15 +112,17 @@ def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
         yield replace(group, name=name)
 
 
-def exchangeable(groups: Sequence[ChannelGroup], captured: Captured) -> list[ChannelGroup]:
+def exchangeable(
+    groups: Sequence[ChannelGroup], captured: Captured, certain: bool = True
+) -> list[ChannelGroup]:
     """Groups whose channels can be permuted; others in parts for which this holds.
 
-    Nothing is measured if the model has no values, random results, or too many weights. Then only
-    :meth:`ChannelGroups.permute` compares.
+    Nothing is measured if the model has no values, random results, or too many weights. Groups that
+    are certain are returned then, and only :meth:`ChannelGroups.permute` compares.
     """
     drawn = RandomisedGraph.of(captured, groups)
     if drawn is None:
-        return list(groups)
+        return list(groups) if certain else []
     found = list(groups)
     for _ in range(ROUNDS):
         wrong = drawn.wrong(found)

@@ -132,8 +132,8 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
     for layout, slices in groups.items():
         # (of what no weight reads nothing is known: taps of a kernel that
         # are picked one by one, say)
-        read = any(name in parameters for name, _ in slices) and any(
-            side in found.reads for side in slices
+        read = any(name in parameters for name, _ in slices) and (
+            not found.certain or any(side in found.reads for side in slices)
         )
         if read and not known & slices.keys():
             readers = frozenset(side for side in slices if side in found.reads)
