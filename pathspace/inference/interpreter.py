@@ -185,7 +185,7 @@ def _is_table(buffer: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class GraphInterpreter(Generic[S]):
-    """Interprets a graph and its regions; ``outer`` is the place of a region."""
+    """Interprets a graph; of smaller steps, ``outer`` is the place of their operation."""
 
     semantics: S
     strict: bool = False
