@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..models.finite import count_nonfinite
+from ..models.ties import set_parameters
 from ..models.values import require_runnable
 from ..models.walk import every_tensor
 from .elements import checked, hadamard, random_element
 from .space import FeatureSlice, FeatureSpaces, Space
-from .ties import set_parameters
 
 M = TypeVar("M", bound=nn.Module)
 Element = Tensor | str

@@ -14,12 +14,12 @@ from torch import nn
 from ..capture.capture import capture
 from ..capture.captured import Captured, canonical_names
 from ..inference.interpreter import interpret, scalar_offsets
+from ..models.ties import cut_ties, untie
 from ..models.values import has_values
 from .blocks import MixedBlock, SolvedDemands
 from .members import Members, merged, space_name
 from .mixing import Spaces
 from .space import FeatureSpaces
-from .ties import cut_ties, untie
 
 
 def _captured(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..models.copies import safe_deepcopy
-from ..models.walk import every_module, every_path, every_tensor
+from .copies import safe_deepcopy
+from .walk import every_module, every_path, every_tensor
 
 
 def cut_ties(model: nn.Module) -> nn.Module:
