@@ -27,7 +27,6 @@ from command_line import importable
 from typer.testing import CliRunner, Result
 
 import pathspace as ps
-from pathspace.cli import errors as cli_errors
 from pathspace.cli import main as cli
 
 NETS = """
@@ -242,19 +241,6 @@ def test_version() -> None:
     assert run("--version").stdout == f"pathspace {version('pathspace')}\n"
 
 
-@pytest.mark.parametrize("command", ["", "verify", "masks"])
-@pytest.mark.parametrize("option", ["--help", "-h"])
-def test_help_teaches(command: str, option: str) -> None:
-    result = run(*command.split(), option)
-    assert result.exit_code == 0
-    said = {
-        "": ("verify", "masks", "TARGET", "path/to/file.py:name", "--debug", "--version"),
-        "verify": ("pathspace verify net.py:Net --input 2x3x32x32", "--json", "--norm-eps"),
-        "masks": ("-o masks.safetensors", "--rule"),
-    }
-    assert [text for text in (*said[command], "Exit codes") if text not in result.stdout] == []
-
-
 def test_no_command_shows_help() -> None:
     result = run()
     assert result.exit_code == 2
@@ -339,10 +325,6 @@ def test_debug_shows_the_traceback_above_the_sentence(folder: Path, place: str) 
     assert "There is no 'Nut'" in one_sentence(result.stderr.splitlines(keepends=True)[-1])
 
 
-def test_a_word_after_two_dashes_is_not_an_option(folder: Path) -> None:
-    assert "The target '--debug' has no" in refused(run("verify", "--", "--debug"))
-
-
 def test_a_defect_of_our_own_is_called_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object, **_options: object) -> None:
         raise ZeroDivisionError("one\ntwo")
@@ -368,14 +350,6 @@ def test_exhausted_memory_is_not_called_a_defect(
 
     monkeypatch.setattr("pathspace.verify", fail)
     assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))
-
-
-@pytest.mark.slow
-def test_what_a_failing_model_prints_gives_way_to_the_sentence(folder: Path) -> None:
-    # torch prints the captured graph and logs a warning before it raises
-    done = console("verify", "nets.py:Branching", "--input", "2x3", folder=folder)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "torch.where" in one_sentence(done.stderr)
 
 
 @pytest.mark.slow
@@ -408,17 +382,6 @@ def test_an_interrupt_is_one_sentence(folder: Path) -> None:
     result = run("verify", "nets.py:Interrupted", "--input", "2x3")
     assert result.exit_code == 130
     assert one_sentence(result.stderr) == "Error: Interrupted before the end.\n"
-
-
-def test_what_an_interrupt_breaks_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
-    def half_loaded() -> int:
-        try:
-            raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            raise RecursionError("maximum recursion depth exceeded")  # noqa: B904
-
-    assert cli_errors.guarded(half_loaded) == 130
-    assert one_sentence(capsys.readouterr().err) == "Error: Interrupted before the end.\n"
 
 
 # Commands of other packages
@@ -573,21 +536,3 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     assert comparable(GUIDE.read_text()) == comparable(fresh)
     printed = CliRunner().invoke(cli.app, ["verify", "net.py:sequence", "--json", "-"]).stdout
     assert json.loads(printed)["dimension"] == 42 and "`42`" in guide
-
-
-def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        assert run("masks", "nets.py:with_example", "-o", "masks.safetensors").exit_code == 0
-        (folder / "private.safetensors").touch(0o600)
-        assert run("masks", "nets.py:with_example", "-o", "private.safetensors").exit_code == 0
-    finally:
-        os.umask(before)
-    for name, mode in (("masks", 0o644), ("private", 0o600)):
-        assert (folder / f"{name}.safetensors").stat().st_mode & 0o777 == mode
-
-
-def test_a_proof_that_cannot_be_read_through_is_rejected(folder: Path) -> None:
-    (folder / "deep.json").write_text('{"format": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    result = run("check", "deep.json")
-    assert result.exit_code == 1 and "nested too deeply" in result.stdout

@@ -131,16 +131,6 @@ def test_the_smallest_counterexamples_are_the_smallest(recurrent: bool) -> None:
     assert kept["summary"].startswith(f"{net}: {net.num_weights} weights, {len(walks)} paths")
 
 
-@pytest.mark.slow
-def test_by_size_lists_every_network_once() -> None:
-    listed = [net.widths for net in by_width(False, 6)]
-    everything = [w for n in range(3, 8) for w in itertools.product(range(1, 7), repeat=n)]
-    small = [w for w in everything if LayeredMLP(w).num_weights <= 6]
-    assert sorted(listed) == sorted(small)
-    sizes = [LayeredMLP(w).num_weights for w in listed]
-    assert sizes == sorted(sizes)
-
-
 def test_wide_networks_are_counted_without_enumeration() -> None:
     graph = ps.trace(mlp(50, 60, 60, 60, 60, 10, bias=False), torch.randn(1, 50))
     equal, drawn = printed_skeleton(graph.skeleton()), printed_skeleton(graph.skeleton("random"))

@@ -19,7 +19,7 @@ import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence import upper_bound
 from pathspace.evidence.bench import Workbench
-from pathspace.evidence.samples import Sampler, family
+from pathspace.evidence.samples import family
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
 
@@ -235,22 +235,6 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "seconds" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
 
 
-class OneType(nn.Module):
-    """What refuses float64, as fake quantisation does."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fake_quantize_per_channel_affine(
-            x, torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, 0, 255
-        )
-
-
-def test_what_has_no_derivative_is_said_in_the_words_of_torch() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), OneType(), nn.Linear(3, 2))
-    bound = ps.verify(model, torch.randn(5, 4), upper_bound=True).upper_bound
-    assert bound is not None and bound["at_most"] is None
-    assert "its backward pass raises RuntimeError" in bound["evidence"], bound["evidence"]
-
-
 def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text(
@@ -270,15 +254,6 @@ def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
     assert ps.verify(mlp(3, 4, 2), torch.randn(2, 3)).units_at_most is None
 
 
-def test_random_weights_are_drawn_in_the_order_of_the_model() -> None:
-    # in the order of a set, every process would have a bound of other samples
-    model, args = CASES["mlp_2x4x1x3x2"]()
-    graph = ps.trace(model, *args)
-    scales = family(graph)
-    sampler = Sampler(Workbench(graph, model, (args, {})), scales, scales.units)
-    assert list(sampler.weights) == [name for name, _ in model.named_parameters()]
-
-
 def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
     model = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6, 1e-3), *mlp(6, 4, 2))
     certificate = bracket(model, torch.randn(7, 3))
@@ -293,14 +268,6 @@ def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
     assert (
         f"{certificate.units_exact} found, at most {certificate.units_exact}" in bound["evidence"]
     )
-
-
-@pytest.mark.slow
-def test_without_eps_both_levels_are_one() -> None:
-    model, args = CASES["residual_cnn"]()
-    for mode in (False, True):
-        certificate = ps.verify(model.train(mode), *args, upper_bound=True)
-        assert certificate.upper_bound["exact_at_most"] == certificate.units_exact
 
 
 def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:

@@ -13,7 +13,6 @@ from cases import CASES, Between, network
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.evidence.theorems import tree_problem
 
 KEYS = {
     "weights",
@@ -63,15 +62,6 @@ def test_eps_of_a_normalisation_is_reported() -> None:
     assert respected.holds
     assert respected.units == 4
     assert respected.invariance["rescaling_as_it_stands"] < 1e-10
-
-
-def test_a_broken_tree_is_noticed() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    graph = ps.trace(model, torch.randn(1, 3))
-    tree = graph.skeleton().tree_in
-    assert tree_problem(graph, tree) is None
-    tree.index[2] = tree.index[1]
-    assert tree_problem(graph, tree) is not None
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -142,72 +132,6 @@ def two(between: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     )  # fmt: skip
 
 
-class Reversed(torch.autograd.Function):
-    """The identity, with a backward pass of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return -grads[0]
-
-
-def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
-    x = torch.randn(5, 3)
-    between = (
-        lambda model, x: torch.relu(model.a(x).detach()),
-        lambda model, x: torch.relu(model.a(x) / model.a.weight.detach().norm(dim=1)),
-        lambda model, x: Reversed.apply(torch.relu(model.a(x))),
-    )
-    for step in between:
-        certificate = ps.verify(two(step), x)
-        assert certificate.units == 4 and certificate.holds, certificate
-
-
-def test_branches_run_after_they_were_verified() -> None:
-    # what torch.cond compiles while operations are recorded would fail from then on
-    def branch(net: Any, x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, torch.relu, torch.neg, (net.a(x),))
-
-    model, x = two(branch), torch.randn(5, 3)
-    with torch.no_grad():
-        before = model(x)
-        assert ps.verify(model, x).holds
-        assert torch.equal(model(x), before) and two(branch)(x).shape == before.shape
-
-
-@pytest.mark.slow
-def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
-    x = torch.randn(4, 3)
-
-    def branches(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.cond(
-            x.sum() > 0,
-            lambda x: torch.relu(model.a(x)),
-            lambda x: torch.relu(model.other(x)),
-            (x,),
-        )
-
-    with pytest.raises(ps.CaptureError, match="not among its operands"):
-        ps.verify(two(branches), x)
-
-    layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True, norm_first=True)
-    masked = network(lambda net, x, mask: net.layer(x, src_mask=mask), layer=layer)
-    mask = nn.Transformer.generate_square_subsequent_mask(3)
-    assert ps.verify(masked, torch.randn(2, 3, 4), mask).holds
-
-    def aggregated(net: Any, x: Tensor, near: Tensor) -> Tensor:
-        return torch.sparse.mm(near, net.b(torch.relu(torch.sparse.mm(near, net.a(x)))))
-
-    graph = network(aggregated, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    near = torch.eye(4).to_sparse()
-    assert ps.verify(graph, x, near).holds
-    with pytest.raises(ps.InputError, match="inputs"):
-        ps.verify(graph, x, near * float("nan"))
-
-
 @pytest.mark.parametrize("gate", [torch.arange(1, 5), torch.tensor([True, False, True, True])])
 def test_parameters_of_whole_numbers_are_constants(gate: Tensor) -> None:
     model = two(lambda model, x: torch.relu(model.a(x)) * model.gate)
@@ -236,31 +160,6 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
     assert certificate.holds
     document = ps.proof(ps.trace(model, x).skeleton())
     assert len(document["statistics"]) == 1 and ps.check(document, model=model, args=(x,)).accepted
-
-
-@pytest.mark.parametrize(
-    "norm",
-    [nn.GroupNorm(3, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.InstanceNorm1d(1)],
-)
-@pytest.mark.parametrize("seed", range(3))
-def test_gradients_that_are_rounding_errors_refute_nothing(norm: nn.Module, seed: int) -> None:
-    """A norm over two numbers returns +-1: its gradient is 0 in truth, and
-    rounding errors as computed.
-    """
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), norm, nn.Linear(6, 2)).double().train()
-    certificate = ps.verify(model, torch.randn(2, 4).double())
-    assert certificate.holds, certificate.invariance["evidence"]
-
-
-def test_models_that_round_inside_are_not_refuted_for_it() -> None:
-    """Scales that are not powers of two are rounded in single precision: no reason
-    to refute the exact level.
-    """
-
-    model = Between(lambda h: h.float().relu().to(h.dtype)).double()
-    certificate = ps.verify(model, torch.randn(5, 4).double())
-    assert certificate.holds and certificate.units == 6, certificate.invariance["evidence"]
 
 
 def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
