@@ -8,7 +8,6 @@ import copy
 import functools
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -129,7 +128,6 @@ def test_a_gauge_is_a_tensor_with_a_certificate() -> None:
 
 @pytest.mark.parametrize("key", ["noise", "balance", "range"])
 def test_powers_of_two_change_nothing_at_all(key: str) -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3)), torch.randn(8, 4)
     graph = ps.trace(model, x)
     before = model(x)
@@ -203,7 +201,6 @@ def test_path_sensitivity_counts_the_paths() -> None:
 
 def test_paths_through_a_frozen_norm_are_told_apart() -> None:
     """Its gain meets the weights before it and the mean; its bias starts a path of its own."""
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
     ).double()
@@ -228,7 +225,6 @@ def test_paths_through_a_frozen_norm_are_told_apart() -> None:
 
 
 def test_paths_through_quotients_of_weights_are_refused() -> None:
-    torch.manual_seed(0)
     first = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 6))
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(6, 3)).double().eval()
     graph = ps.trace(model, torch.randn(2, 4).double())
@@ -252,7 +248,6 @@ def test_conditioning_makes_kernel_entries_alike() -> None:
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.8])
 def test_smooth_is_smoothquant_where_that_applies(alpha: float) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     nn.init.uniform_(model[0].weight, 0.1, 9)
     x = torch.randn(32, 6).double()
@@ -310,7 +305,6 @@ def test_functions_of_ones_own() -> None:
 
 
 def test_units_that_are_free_without_eps_alone_stay() -> None:
-    torch.manual_seed(0)
     model, x = (
         nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)).double(),
         torch.randn(9, 4).double(),
@@ -343,46 +337,3 @@ def test_bad_input_is_told_in_a_sentence(objective: object, batch: object, match
     model, graph, _ = subject("mlp")
     with pytest.raises(ps.PathspaceError, match=match):
         ps.choose_gauge(model, graph, objective, batch)
-
-
-@pytest.mark.parametrize(
-    "objective", [ps.Balance(), ps.Range(), ps.Noise(8), ps.Smooth(), ps.Conditioning()]
-)
-def test_another_model_is_refused_in_a_sentence(objective: Any) -> None:
-    def net(width: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-    x, model = torch.randn(6, 4), net(5)
-    graph = ps.trace(model, x)
-    for other, why in (
-        (torch.compile(net(5), backend="eager"), "no parameter '0.weight'"),
-        (net(6), r"'0.weight' of shape \(6, 4\) in Sequential, expected \(5, 4\)"),
-    ):
-        with pytest.raises(ps.InputError, match=f"choose_gauge found {why}"):
-            ps.choose_gauge(other, graph, objective, x)
-        with pytest.raises(ps.InputError, match=f"rescale_ found {why}"):
-            ps.rescale_(other, graph, torch.zeros(5))
-        with pytest.raises(ps.InputError, match=f"balance_ found {why}"):
-            ps.balance_(other, graph)
-
-
-class Given(nn.Linear):
-    """A layer whose outputs are made into something else."""
-
-    def __init__(self, last: Any) -> None:
-        super().__init__(4, 6)
-        self.given = last
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.given(x, super().forward(x))
-
-
-def test_networks_without_paths_have_no_conditioning_to_improve() -> None:
-    x = torch.randn(3, 4)
-    chosen = Given(lambda _, y: y.argmax(1))
-    with pytest.raises(ps.UnsupportedError, match="no real numbers among the outputs"):
-        ps.choose_gauge(chosen, ps.trace(chosen, x), ps.Conditioning())
-    for last in (lambda x, _: x, lambda *_: torch.ones(3)):
-        model = Given(last)
-        gauge = ps.choose_gauge(model, ps.trace(model, x), ps.Conditioning())
-        assert gauge.phi.numel() == 0

@@ -72,35 +72,6 @@ def test_functions_that_are_no_symmetry_make_no_pair():
     assert [(pair.writers, pair.readers) for pair in pairs] == [(("2",), ("4",))]
 
 
-class Chosen(nn.Module):
-    """A layer whose outputs nothing reads but the positions of the largest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.value, self.index, self.out = (
-            nn.LayerNorm(6),
-            nn.Linear(6, 5),
-            nn.Linear(6, 5),
-            nn.Linear(5, 2),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        best = self.index(y).topk(2, -1).indices
-        return self.out(
-            self.value(y) * torch.zeros(len(x), 5, dtype=x.dtype).scatter(-1, best, 1.0)
-        )
-
-
-def test_layers_that_only_choose_are_readers_too():
-    model, x = Chosen().double(), torch.randn(9, 6).double()
-    graph = ps.trace(model, x)
-    pairs = {pair.writers: pair.readers for pair in ps.smoothing_pairs(graph)}
-    assert pairs["norm",] == ("value", "index")
-    moved = ps.rescale_(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
-    torch.testing.assert_close(moved(x), model(x))
-
-
 class Tied(nn.Module):
     """Hidden units that are read by a weight, and by another one after a product of two."""
 
@@ -241,21 +212,6 @@ def test_match_and_compare(folder):
     assert run("compare", "small.py:net", "a.safetensors", "broken.pt").exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("prune", "-o", "out.pt"),
-        ("match", "a", "b", "-o", "out.safetensors"),
-        ("compare", "a", "b"),
-    ],
-)
-def test_nothing_begins_where_the_facts_cannot_be_written(folder, words):
-    command, *more = words
-    result = run(command, "small.py:net", *more, "--json", "nowhere/facts.json")
-    assert result.exit_code == 2 and "nowhere" in result.output
-    assert [path.name for path in folder.iterdir()] == ["small.py"]
-
-
 def test_smooth(folder):
     result = run("smooth", "small.py:net", "--format", "aimet")
     assert result.exit_code == 0 and json.loads(result.output) == [
@@ -263,12 +219,3 @@ def test_smooth(folder):
         ["1", "3"],
     ], result.output
     assert "AWQModifier" in run("smooth", "small.py:net").output
-
-
-def test_running_statistics_stay_as_they_are():
-    """The graph of a model in training mode writes into them."""
-    layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)
-    model = nn.Sequential(*layers).train()
-    before = copy.deepcopy(model.state_dict())
-    assert ps.smoothing_pairs(ps.trace(model, torch.randn(5, 3)))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

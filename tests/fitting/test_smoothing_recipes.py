@@ -156,7 +156,6 @@ def resolved(model, *inputs):
 
 
 def test_a_pattern_matches_no_other_modules():
-    torch.manual_seed(0)
     found, meant = resolved(Head(), torch.randn(2, 5, 6))
     writers = {writer for writer, _ in meant}
     assert all(matched <= writers for matched, _ in found)
@@ -164,7 +163,6 @@ def test_a_pattern_matches_no_other_modules():
 
 
 def test_a_sequential_gets_the_names_of_its_layers():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     found, meant = resolved(model, torch.randn(3, 4))
     assert [(min(w), {min(r) for r in readers}) for w, readers in found] == meant
@@ -192,7 +190,6 @@ class Mixed(nn.Module):
 
 
 def test_layers_of_two_kinds_get_patterns_of_their_own():
-    torch.manual_seed(0)
     model = Mixed()
     found, meant = resolved(model, torch.randn(2, 8))
     wanted = dict(meant)
@@ -203,7 +200,6 @@ def test_layers_of_two_kinds_get_patterns_of_their_own():
 
 
 def test_modules_without_a_weight_are_left_out():
-    torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True).eval()
     names = [
         name for pair in mappings(model, torch.randn(2, 5, 16)) for name in (pair[0], *pair[1])
@@ -223,7 +219,6 @@ class TwoWriters(nn.Module):
 
 
 def test_a_pair_that_is_left_out_of_a_recipe_is_mentioned():
-    torch.manual_seed(0)
     pairs = ps.smoothing_pairs(ps.trace(TwoWriters(), torch.randn(3, 4)))
     assert any(set(pair.writers) == {"a", "b"} and pair.exact for pair in pairs)
     comments = [line for line in ps.smoothing_recipe(pairs).splitlines() if "#" in line]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,11 @@ from hypothesis import strategies as st
 from oracles.strategies import modest
 from scipy.optimize import linprog, minimize
 from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.gauge import attained
 from pathspace.gauge.attained import ZEROS_LEAVE, neighbours
 from pathspace.gauge.balance import canonical_scales
 from pathspace.gauge.pairs import Pairs
@@ -441,26 +438,6 @@ def test_ends_and_neighbours_are_those_of_single_weights(name: str) -> None:
     ends = pairs.ends(len(listed))
     assert ends is not None and set(zip(*(side.tolist() for side in ends), strict=True)) == listed
     assert pairs.ends(len(listed) - 1) is None
-
-
-@pytest.mark.parametrize("zeros", [0.0, 0.3])
-def test_the_pairs_of_a_matrix_are_not_listed(
-    zeros: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = [nn.Linear(3, 60), *(nn.Linear(60, 60) for _ in range(4)), nn.Linear(60, 2)]
-    net = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
-    for layer in layers[1:-1]:
-        layer.weight.data[torch.rand(layer.weight.shape) < zeros] = 0
-    arcs: list[int] = []
-
-    def counted(links: Any, **options: Any) -> Any:
-        arcs.append(links.nnz)
-        return connected_components(links, **options)
-
-    monkeypatch.setattr(attained, "connected_components", counted)
-    graph = ps.trace(net, torch.ones(1, 3))
-    assert not ps.balancing(net, graph).left_alone
-    assert 0 < sum(arcs) < graph.num_weights / 4
 
 
 def test_a_group_that_ends_nowhere_is_found_through_matrices_with_zeros() -> None:

@@ -38,7 +38,6 @@ def hooks(model: nn.Module) -> list[int]:
 
 
 def test_a_hook_that_a_run_installs_is_installed_once() -> None:
-    torch.manual_seed(0)
     model, x = Hooked(), torch.randn(2, 3)
     twin = stand_in(model, share_tensors=False)
     before = hooks(twin)
@@ -48,7 +47,6 @@ def test_a_hook_that_a_run_installs_is_installed_once() -> None:
 
 
 def test_such_a_model_is_bounded_from_above() -> None:
-    torch.manual_seed(0)
     certificate = ps.verify(Hooked().double(), torch.randn(4, 3).double(), upper_bound=True)
     assert certificate.holds and certificate.units_at_most == certificate.units
 

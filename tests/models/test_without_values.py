@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pathspace as ps
-from pathspace.models.copies import safe_deepcopy
 
 
 class Positions(nn.Module):
@@ -190,44 +189,3 @@ def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
     assert skeleton.tree_in.index[1:].tolist() == [4 * j + j % 4 for j in range(8192)]
     assert skeleton.tree_out.index[1:].tolist() == [8192 * j + j for j in range(8192)]
     assert ps.check(ps.proof(skeleton)).dimension == skeleton.graph.dimension
-
-
-def test_copies_of_fake_tensors_read_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeTensorMode():
-        model = norms()
-    monkeypatch.setattr(
-        torch.TypedStorage, "_deepcopy", lambda *_: pytest.fail("reads memory of a fake tensor")
-    )
-    twin = safe_deepcopy(model)
-    for (name, value), (same, own) in zip(
-        twin.state_dict().items(), model.state_dict().items(), strict=True
-    ):
-        assert (
-            isinstance(value, FakeTensor)
-            and value is not own
-            and (name, value.shape) == (same, own.shape)
-        )
-    assert all(isinstance(weight, nn.Parameter) for weight in twin.parameters())
-    # what fails on its inputs is run on such a copy
-    with pytest.raises(ps.CaptureError, match="raised"):
-        ps.trace(model, torch.zeros(2, 5, 8, 8))
-
-
-class Deciding(nn.Linear):
-    """A layer whose output depends on a comparison of values."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).relu() if self.weight.sum() > 0 else super().forward(x)
-
-
-def test_decisions_by_values_are_named_as_with_numbers() -> None:
-    words = []
-    for place in ("cpu", "meta"):
-        with torch.device(place):
-            model = nn.Sequential(Deciding(2, 3), nn.Linear(3, 1))
-        with pytest.raises(
-            ps.CaptureError, match=r"runs but cannot be captured.*depends on the values"
-        ) as caught:
-            ps.trace(model, torch.zeros(1, 2))
-        words.append(str(caught.value))
-    assert words[0] == words[1]

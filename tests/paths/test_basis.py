@@ -249,7 +249,6 @@ def test_rebuilding_from_values_and_signs_gives_the_same_function(name: str, rul
 
 
 def test_rebuilding_takes_running_statistics_along() -> None:
-    torch.manual_seed(0)
     norm = nn.BatchNorm1d(5, eps=0.0)
     model = nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.Linear(5, 2)).double().eval()
     norm.running_mean.normal_()
@@ -281,7 +280,6 @@ def test_coefficients_refuse_what_is_no_circulation() -> None:
 
 
 def test_a_tree_of_largest_weights_holds_no_zero_if_it_can_be_helped() -> None:
-    torch.manual_seed(0)
     layer = nn.MultiheadAttention(
         8, 2, batch_first=True
     )  # its biases start at 0, and lie nearest to the root
@@ -356,7 +354,6 @@ class First(nn.Module):
 
 def test_equation_3_sums_paths_in_their_order() -> None:
     """An output of an RNN is the sum over its paths of value, activation status and input."""
-    torch.manual_seed(0)
     rnn, out = nn.RNN(2, 3, nonlinearity="relu", bias=False), nn.Linear(3, 2, bias=False)
     model, x = nn.Sequential(rnn, First(), out).double(), torch.randn(4, 1, 2).double()
     active, total = rnn(x)[0][:, 0] > 0, torch.zeros(2).double()

@@ -48,7 +48,6 @@ class Grouped(nn.Module):
 
 
 def test_outputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    torch.manual_seed(0)
     a = Grouped().eval()
     order = torch.cat([torch.tensor([2, 0, 3, 1]) + 4 * group for group in range(3)])
     b = reordered(a, ["g.weight", "g.bias"], ["o.weight"], order)
@@ -56,7 +55,6 @@ def test_outputs_of_a_grouped_convolution_may_change_places_inside_their_group()
 
 
 def test_inputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    torch.manual_seed(0)
     a, inside = Grouped().eval(), torch.tensor([2, 0, 3, 1])
     order = torch.cat([inside + 4 * group for group in range(3)])
     b = reordered(a, ["a.weight", "a.bias"], [], order)
@@ -86,21 +84,18 @@ def inside_heads(heads: int, size: int) -> Tensor:
 
 
 def test_value_features_may_change_places_inside_a_head() -> None:
-    torch.manual_seed(0)
     a = Attention().eval()
     b = reordered(a, ["v.weight", "v.bias"], ["o.weight"], inside_heads(4, 4))
     assert judged(a, b, torch.randn(2, 5, 16)).same
 
 
 def test_query_and_key_features_may_change_places_inside_a_head() -> None:
-    torch.manual_seed(0)
     a = Attention().eval()
     b = reordered(a, ["q.weight", "q.bias", "k.weight", "k.bias"], [], inside_heads(4, 4))
     assert judged(a, b, torch.randn(2, 5, 16)).same
 
 
 def test_query_heads_that_share_one_key_head_may_change_places() -> None:
-    torch.manual_seed(0)
     a = Attention(shared=2).eval()
     order = (torch.tensor([1, 0, 2, 3])[:, None] * 4 + torch.arange(4)).reshape(-1)
     b = reordered(a, ["q.weight", "q.bias"], ["o.weight"], order)
@@ -120,18 +115,8 @@ class Experts(nn.Module):
 
 
 def test_experts_may_change_places() -> None:
-    torch.manual_seed(0)
     a = Experts().eval()
     b = reordered(a, ["r.weight", "r.bias", "u", "w"], [], torch.tensor([2, 0, 3, 1]))
-    assert judged(a, b, torch.randn(5, 8)).same is not False
-
-
-def test_hidden_units_of_one_expert_may_change_places() -> None:
-    torch.manual_seed(0)
-    a, order = Experts().eval(), torch.randperm(6)
-    b = copy.deepcopy(a)
-    with torch.no_grad():
-        b.u[1], b.w[1] = a.u[1][:, order], a.w[1][order]
     assert judged(a, b, torch.randn(5, 8)).same is not False
 
 
@@ -158,7 +143,6 @@ class Stream(nn.Module):
 
 
 def test_a_stream_with_a_hand_written_rms_norm_may_change_its_order() -> None:
-    torch.manual_seed(0)
     a = Stream(HandNorm).eval()
     rows = ["n.weight", "n2.weight", "b.weight", "b.bias"]
     columns = ["e.weight", "a.weight", "o.weight"]
@@ -167,7 +151,6 @@ def test_a_stream_with_a_hand_written_rms_norm_may_change_its_order() -> None:
 
 
 def test_channels_of_a_stream_with_a_hand_written_rms_norm_are_listed() -> None:
-    torch.manual_seed(0)
     sizes = [
         sorted(
             len(group) for group in ps.channels(Stream(norm).eval(), torch.randint(0, 20, (2, 5)))
@@ -187,7 +170,6 @@ def llama() -> Any:
 
 
 def test_the_residual_stream_of_a_llama_may_change_its_order() -> None:
-    torch.manual_seed(0)
     a = llama()
     with torch.no_grad():
         [p.copy_(torch.rand_like(p) + 0.5) for p in a.parameters() if p.dim() == 1]
@@ -211,25 +193,6 @@ def test_the_experts_of_a_mixtral_may_change_places() -> None:
     assert judged(a, b, torch.randint(0, 32, (2, 5))).same is not False
 
 
-@pytest.mark.slow
-def test_heads_of_a_t5_encoder_may_change_places_together() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4
-    )
-    a = transformers.T5EncoderModel(config).eval()
-    heads = torch.tensor([1, 3, 0, 2])
-    order = (heads[:, None] * 4 + torch.arange(4)).reshape(-1)
-    names = [n for n, _ in a.named_parameters() if "SelfAttention" in n]
-    rows = [n for n in names if n.endswith((".q.weight", ".k.weight", ".v.weight"))]
-    b = reordered(a, rows, [n for n in names if n.endswith(".o.weight")], order)
-    with torch.no_grad():
-        bias = b.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-        bias.copy_(bias[:, heads])
-    assert judged(a, b, torch.randint(0, 32, (2, 5))).same is not False
-
-
 @pytest.mark.parametrize("between", ["cumsum", "weighted"])
 def test_a_sum_that_depends_on_the_order_fixes_it(between: str) -> None:
     class Net(nn.Module):
@@ -247,7 +210,6 @@ def test_a_sum_that_depends_on_the_order_fixes_it(between: str) -> None:
 
 
 def test_models_with_other_outputs_are_different() -> None:
-    torch.manual_seed(0)
     a, x = Attention().eval(), torch.randn(2, 5, 16)
     b = reordered(a, ["v.weight"], ["o.weight"], inside_heads(4, 4))
     found = ps.compare(a, b, ps.trace(a, x))
@@ -255,7 +217,6 @@ def test_models_with_other_outputs_are_different() -> None:
 
 
 def test_orders_that_were_not_searched_are_named() -> None:
-    torch.manual_seed(0)
     a = Experts().eval()
     order = torch.randperm(6)
     b = copy.deepcopy(a)

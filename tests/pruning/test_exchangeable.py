@@ -79,13 +79,11 @@ def expect_sizes(model: nn.Module, x: Tensor, sizes: list[int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BETWEEN)
 def test_channels_that_are_treated_differently_are_told_apart(name: str) -> None:
-    torch.manual_seed(0)
     between, sizes = BETWEEN[name]
     expect_sizes(Between(between).double(), torch.randn(2, 3, 5).double(), sizes)
 
 
 def test_groups_of_a_convolution_that_read_inputs_have_an_order() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 6, 3, groups=2), nn.ReLU(), nn.Conv1d(6, 3, 1)).double()
     expect_sizes(model, torch.randn(2, 2, 7).double(), [3, 3])
 
@@ -109,12 +107,10 @@ class Biased(nn.Module):
 def test_heads_with_slopes_of_their_own_have_an_order(
     slopes: list[float], sizes: list[int]
 ) -> None:
-    torch.manual_seed(0)
     expect_sizes(Biased(slopes).double(), torch.randn(2, 5, 4).double(), sizes)
 
 
 def test_what_two_channels_share_stays() -> None:
-    torch.manual_seed(0)
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -133,7 +129,6 @@ def test_what_two_channels_share_stays() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["two functions", "a constant", "shifts in time"])
 def test_an_order_that_is_another_function_is_not_the_same(name: str) -> None:
-    torch.manual_seed(0)
     model, x = Between(BETWEEN[name][0]).double(), torch.randn(2, 3, 5).double()
     places = {("first.weight", 0), ("first.bias", 0), ("last.weight", 1)}
     slices = {"all": {side: torch.arange(6)[:, None] for side in places}}
@@ -197,7 +192,6 @@ ALIKE: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], bool]] = {
 def test_what_needs_no_measurement_is_measured_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
     use, alike = ALIKE[name]
     model = Parts(use).eval()
     captured = capture(model, (torch.randn(2, 4, 4, 4),))

@@ -72,21 +72,6 @@ def test_activations_that_cannot_be_observed_are_one_sentence():
             groups.match(Tied(size), by="activations")
 
 
-def test_layers_called_by_keyword_are_observed():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.wide, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(input=torch.tanh(self.wide(x)))
-
-    model = Named()
-    groups = ps.channels(model, torch.randn(9, 5))
-    order = torch.randperm(8)
-    assert groups.match(groups.permute({"wide.weight": order}), by="activations").after == 0
-
-
 class Mixed(nn.Module):
     """What is neither weight nor channel: an order, a mask, a factor, complex weights."""
 
@@ -127,12 +112,6 @@ def test_models_that_differ_in_integers_masks_or_complex_numbers_are_not_the_sam
     found = ps.compare(one, other, graph)
     assert not found.same and set(found.differ) == {name}
     assert not [w for w in recwarn if "discards" in str(w.message)]
-
-
-def test_complex_numbers_are_interpolated():
-    one, two, x = Mixed().eval(), Mixed().eval(), torch.randn(6, 3)
-    half = ps.channels(one, x).interpolate(two)
-    torch.testing.assert_close(half.turn, (one.turn + two.turn) / 2)
 
 
 class Shuffled(nn.Module):
@@ -197,20 +176,3 @@ def test_one_sample_correlates_with_nothing():
         ps.InputError, match=r"one sample of what 'second.weight' reads.*; pass more inputs"
     ):
         ps.channels(model, x).match(copy.deepcopy(model), by="activations")
-
-
-def test_observed_models_keep_their_buffers():
-    class Counts(nn.Sequential):
-        def __init__(self):
-            super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-            self.register_buffer("runs", torch.zeros(()))
-
-        def forward(self, x):
-            self.runs += 1
-            for layer in self:
-                x = layer(x)
-            return x
-
-    one, two, x = Counts(), Counts(), torch.randn(5, 3)
-    ps.channels(one, x).match(two, by="activations")
-    assert (one.runs, two.runs) == (0, 0)

@@ -25,47 +25,6 @@ def smaller(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Any, str
     return half, " ".join([str(w.message) for w in caught] + list(groups.refused.values()))
 
 
-class Auxiliary(nn.Module):
-    """A second head that is used in training only, as in GoogLeNet, Inception and DeepLab."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
-        self.n, self.aux, self.o = nn.BatchNorm2d(16), nn.Conv2d(16, 5, 1), nn.Conv2d(8, 5, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        y = F.relu(self.n(self.a(x)))
-        o = self.o(F.relu(self.b(y)))
-        return (o, self.aux(y)) if self.training else o
-
-
-def test_a_pruned_model_still_trains() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 8, 8)
-    half, said = smaller(Auxiliary().eval(), x)
-    if half is not None and "aux" not in said:
-        assert [tuple(o.shape) for o in half.train()(x)] == [(2, 5, 8, 8)] * 2
-
-
-class Conditioned(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.t, self.b = nn.Linear(6, 16), nn.Linear(4, 16), nn.Linear(16, 16)
-        self.o = nn.Linear(16, 3)
-
-    def forward(self, x: Tensor, t: Tensor | None = None) -> Tensor:
-        y = self.a(x)
-        result: Tensor = self.o(F.silu(self.b(F.silu(y if t is None else y + self.t(t)))))
-        return result
-
-
-def test_a_pruned_model_still_takes_its_optional_input() -> None:
-    torch.manual_seed(0)
-    half, said = smaller(Conditioned().eval(), torch.randn(2, 6))
-    if half is not None and "t.weight" not in said:
-        assert half(torch.randn(2, 6), torch.randn(2, 4)).shape == (2, 3)
-
-
 def llama(**settings: Any) -> tuple[Any, dict[str, Tensor]]:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -83,28 +42,7 @@ def test_a_pruned_language_model_is_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.allclose(again(**ids).logits, half(**ids).logits, atol=1e-6)
 
 
-def test_query_heads_of_multi_query_attention_are_listed_or_refused() -> None:
-    model, ids = llama(num_attention_heads=6, num_key_value_heads=1, head_dim=4)
-    groups = ps.channels(model, kwargs=ids)
-    named = [name for group in groups for name, _ in group.slices] + list(groups.refused)
-    # (a head: rows of q and columns of o; removing one keeps the function of the masked model)
-    assert any("q_proj" in name for name in named)
-
-
-def test_heads_of_an_encoder_and_decoder_are_listed_or_refused() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=32, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4
-    )
-    model = transformers.T5EncoderModel(config).eval()
-    groups = ps.channels(model, kwargs={"input_ids": torch.arange(10).view(2, 5)})
-    named = [name for group in groups for name, _ in group.slices] + list(groups.refused)
-    assert any("SelfAttention.q" in name for name in named)
-
-
 def test_masks_of_torch_prune_can_be_made_small() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Conv2d(20, 4, 3)).eval()
     prune.ln_structured(model[0], "weight", 0.5, n=2, dim=0)
     half, said = smaller(model, torch.randn(2, 3, 8, 8))

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("name", ["nothing", "other factors", "a length", "a layer norm", "a turn"])
 def test_between_two_maps(name: str) -> None:
-    torch.manual_seed(0)
     model, x = two(BETWEEN[name][0], 6).double(), torch.randn(4, 3, dtype=torch.float64)
     model.a, model.b = nn.Linear(3, 6).double(), nn.Linear(6, 2).double()
     found = ps.spaces(model, x)
@@ -29,7 +28,6 @@ def test_between_two_maps(name: str) -> None:
 
 
 def test_a_language_model_and_one_with_another_function() -> None:
-    torch.manual_seed(0)
     model, words = Llama().double(), torch.randint(11, (3, 6))
     found = ps.spaces(model, words)
     other = ps.rotate_(deepcopy(model), found, "random", seed=7)
@@ -45,7 +43,6 @@ def test_a_language_model_and_one_with_another_function() -> None:
 
 @pytest.mark.parametrize("name", ["hf_llama_eager_tied", "hf_gpt2", "hf_gpt_neox", "hf_qwen3"])
 def test_language_models_of_a_library(name: str) -> None:
-    torch.manual_seed(0)
     model, args, kwargs = load()[name].make("eval", small=True)
     model = model.double()
     found = ps.spaces(model, *args, kwargs=kwargs)

@@ -251,7 +251,6 @@ SHARED: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_gains_with_several_uses(name: str) -> None:
-    torch.manual_seed(0)
     model, x = TwoStreams(SHARED[name]).double(), torch.randn(4, 3, dtype=torch.float64)
     found = ps.spaces(model, x)
     assert max(in_turn(model, ((x,), {}), found).values(), default=0) < 1e-9
