@@ -14,6 +14,7 @@ from pathspace.diagnostics.shared.wording import plural
 from ..names import texts
 from .baselines import baselines
 from .holm import POWER
+from .markdown import sentences
 from .record import Record, percent
 from .trial import Trial
 
@@ -63,30 +64,8 @@ class Setting:
     @property
     def protocol(self) -> tuple[str, ...]:
         """Describe the choice of learning rates."""
-        fresh = f"There are {len(self.seeds)} of them."
-        if self.by_power:
-            most = f", at most {self.most_seeds}" if self.most_seeds else ""
-            fresh = (
-                f"The first {len(self.seeds)} determine how many find the paper's effect with a"
-                f" probability of {percent(POWER)}{most}."
-            )
         seeds = plural(len(self.tuning_seeds), "tuning seed")
-        lines = [
-            "Learning rates: every arm has a grid of the same size and the same budget. The rate"
-            f" with the best mean validation metric of {seeds} at the last"
-            " epoch is chosen; * marks a choice at the edge of the grid.",
-            "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once."
-            f" {fresh}",
-            "A run that diverged counts with the error of a useless model, which the task"
-            " defines. An arm that fails more often than another is never better.",
-        ]
-        if self.device != "cpu":
-            lines.append(f"Runs computed on the device {self.device}.")
-        if self.shrink > 1:
-            lines.append(
-                f"Budgets were divided by {self.shrink}: a trial of the command, not a result."
-            )
-        return tuple(lines)
+        return sentences("arms", setting=self, seeds=seeds, power=percent(POWER))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from .experiment import TUNING_SEEDS, Setting
 from .holm import POWER, Claim, gain, judge, seeds_needed
 from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, rates
 from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
+from .markdown import sentences
 from .pictures import legend, look, panels
 from .recipes.compare import FASHION_TESTS
 from .record import Record, Table, about, judged, percent, remarks
@@ -318,10 +319,8 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
         f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items()
     )
     families = claims_of(by)
-    counts = sorted(len(by[case].results) for case in asked())
     table = standing(by)
     large, small = (start.split()[1] for start in STARTS[1:3])
-    tried = rates(RIVAL)
     return Record(
         **about("optimizers"),
         scale=setting.scale,
@@ -335,42 +334,24 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             ),
             *remarks("optimizers", large=large, small=small),
         ),
-        protocol=(
-            (
-                f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
-                f" {steps}. For each contender, task and start, a tuning seed tries {len(tried)}"
-                f" rates by factors of about {tried[1] / tried[0]:.0f}, from {SCRAMBLED} starts"
-                f" {len(rates(RIVAL, SCRAMBLED))}, and up to {FURTHER} further ones while the best"
-                " lies at an edge or the lowest fails. Another seed tries the best"
-                f" {FINALISTS}; the mean validation loss of both decides. The rate is in"
-                " brackets; * marks a rate at the edge of the search."
-            ),
-            f"Reported: mean test loss of fresh seeds with its {percent(CONFIDENCE)} interval. "
-            + (
-                f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
-                f" seeds decide each claim with a probability of {percent(POWER)}, at least"
-                f" {len(setting.seeds)}"
-                f"{f' and at most {setting.most_seeds}' if setting.most_seeds else ''}; they are"
-                " not reported. The spread of the seeds after them may ask for more. "
-                if setting.by_power
-                else ""
-            )
-            + f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. "
-            + f"All others have {max(2, len(setting.seeds) // 2)}.",
-            (
-                f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW"
-                " trains it in as many steps. It is the bar for what a network is worth at all,"
-                " and no contender of the comparison; a claim decides nothing where both"
-                " contenders are above it."
-            ),
-            "A run that fails (not finite, ends above its start, or refused) counts as a guess.",
-            (
-                f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts:"
-                f" p-values are corrected for the {len(table.rows)} claims of this family. The"
-                f" claims that scrambling hurts {RIVAL}, the claims that it hurts SGD, and all"
-                " others are three more families."
-            ),
-            *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
+        protocol=sentences(
+            "optimizers",
+            setting=setting,
+            batch=BATCH[setting.scale],
+            steps=steps,
+            tried=rates(RIVAL),
+            lower=rates(RIVAL, SCRAMBLED),
+            further=FURTHER,
+            finalists=FINALISTS,
+            confidence=percent(CONFIDENCE),
+            pilot=PILOT_SEEDS,
+            power=percent(POWER),
+            counts=sorted(len(by[case].results) for case in asked()),
+            claims=len(table.rows),
+            scrambled=SCRAMBLED,
+            simple=SIMPLE,
+            ours=OURS,
+            rival=RIVAL,
         ),
         claims=judged([*chain(*families)]),
         data={

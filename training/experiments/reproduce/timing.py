@@ -21,6 +21,7 @@ from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
 from .experiment import Setting
 from .holm import judge, positive
+from .markdown import sentences
 from .pictures import look, panels
 from .recipes import table_cells
 from .record import Record, Table, about, judged, percent, remarks
@@ -89,7 +90,6 @@ def run(setting: Setting) -> Record:
             more = (t_interval(ratios).show("+.1%") for ratios in (increase, path))
             rows.append((name, f"{len(increase)}", sgd, *more))
     columns = ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by")
-    unknown = [name for name, times in data.items() if not _known(times)]
     cells = table_cells("path-space-table-6")
     wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
@@ -101,13 +101,13 @@ def run(setting: Setting) -> Record:
             " without other programs.",
             *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
         ),
-        protocol=(
-            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
-            " round by round, and the interval is over rounds. A first round is a warm-up and"
-            " does not count.",
-            f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
-            f" {PRECISION:.0%} of its mean"
-            + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
+        protocol=sentences(
+            "time",
+            steps=steps,
+            confidence=percent(CONFIDENCE),
+            precision=f"{PRECISION:.0%}",
+            most=most,
+            unknown=", ".join(name for name, times in data.items() if not _known(times)),
         ),
         claims=judged(judge(claims)),
         data={"times": data, "printed": {name: printed for name, _, _, printed, _ in CASES}},

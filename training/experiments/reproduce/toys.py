@@ -24,6 +24,7 @@ from ..models.residual import Toy
 from ..threads import one_thread
 from .experiment import Setting
 from .holm import judge, positive
+from .markdown import sentences
 from .pictures import draw_curves, legend, look, panels
 from .record import Record, Table, about, judged, percent, remarks
 from .tuning import best_rate
@@ -185,13 +186,11 @@ def toy(setting: Setting) -> Record:
             *remarks("toy", widths=widths(), batch=BATCH, taus=len(TAUS)),
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
-        protocol=(
-            f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by"
-            f" {len(TUNING_SEEDS)} tuning seeds on points of their own; * marks a choice at the"
-            " edge.",
-            f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same"
-            " initial weights and points. Claims compare logarithms, because a few failed"
-            " seeds would dominate a mean.",
+        protocol=sentences(
+            "toy",
+            rates=", ".join(f"{lr:g}" for lr in RATES),
+            tuning=len(TUNING_SEEDS),
+            seeds=len(SEEDS),
         ),
         claims=judged(judge(claims)),
         data={
@@ -285,10 +284,8 @@ def ideal_direction(setting: Setting) -> Record:
         scale=setting.scale,
         ours=Table(("eta", "share of situations", "lowest over seeds"), tuple(rows)),
         differs=remarks("ideal-direction", etas=len(ETAS), widths=widths(), rate=RATE),
-        protocol=(
-            f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
-            " whose gradient is zero.",
-            "The interval is over seeds; the value of a seed is the mean over its training.",
+        protocol=sentences(
+            "ideal_direction", seeds=len(seeds), points=TESTED, every=EVERY, steps=steps
         ),
         claims=judged(judge(claims)),
         data={

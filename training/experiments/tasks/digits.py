@@ -8,7 +8,7 @@ core: the 1797 digits that come with scikit-learn (8 x 8 pixels) in place of MNI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -17,7 +17,10 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from pathspace.errors import InputError
+
 from ..models.recurrent import ReluRNN
+from ..names import TASKS
 from ..task import Split, Task, classes_task, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
@@ -66,11 +69,29 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
     return pixels.view(len(images), steps, -1)
 
 
+def digits_splits(name: str, data: str | None) -> tuple[Split, Split, Split]:
+    """Return the digits for a task, which reads no folder."""
+    if data is not None:
+        raise InputError(f"Task '{name}' brings its data along; leave out --data.")
+    return image_splits()
+
+
 def sequence_task(
-    name: str, what: str, images: Sequence[Split], steps: int, permuted: bool, hidden: int
+    name: str,
+    what: str,
+    splits: Callable[[str, str | None], Sequence[Split]],
+    steps: int,
+    hidden: int = 100,
+    limit: int | None = None,
+    data: str | None = None,
 ) -> Task:
     """Build the task of ten classes of images that a ReLU RNN reads step by step."""
-    parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in images]
+    permuted = name.endswith("-permuted")
+    train, *others = splits(name, data)
+    parts = [
+        Split(read_in_steps(part.inputs, steps, permuted), part.targets)
+        for part in (Split(train.inputs[:limit], train.targets[:limit]), *others)
+    ]
     features = parts[0].inputs.shape[2]
     order = ", pixels shuffled by one permutation," if permuted else ""
     pieces = f"{steps} steps of {features} pixel{'s' if features > 1 else ''}"
@@ -84,11 +105,15 @@ def sequence_task(
     )
 
 
-def _digits(name: str, steps: int, permuted: bool, hidden: int = 100) -> Task:
-    what = "8 x 8 handwritten digits"
-    return sequence_task(name, what, image_splits(), steps, permuted, hidden)
+def register_sequences(
+    what: str, splits: Callable[[str, str | None], Sequence[Split]], **steps: int
+) -> None:
+    """Register tasks of sequences, by the steps of each name, in order and permuted."""
+    for stem, count in steps.items():
+        for name in TASKS.keys() & {stem, f"{stem}-permuted"}:
+            register_task(name)(partial(sequence_task, name, what, splits, count))
 
 
-for _name, _steps in (("digits-rows", 8), ("digits-pixels", 64)):
-    register_task(_name)(partial(_digits, _name, _steps, False))
-    register_task(f"{_name}-permuted")(partial(_digits, f"{_name}-permuted", _steps, True))
+register_sequences(
+    "8 x 8 handwritten digits", digits_splits, **{"digits-rows": 8, "digits-pixels": 64}
+)

@@ -22,9 +22,9 @@ from torch import Tensor
 from pathspace.errors import InputError
 
 from ..task import Split, Task, register_task
-from .digits import sequence_task
+from .digits import register_sequences
 from .files import find, own_folder, read_batch, read_bytes, read_idx, read_text
-from .images import image_task
+from .images import register_images
 from .text import chunks, language_task
 from .translation import translation_task
 
@@ -93,32 +93,12 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
     return _parts(found, 10, folder, MNIST)
 
 
-def _mnist(
-    name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None
-) -> Task:
-    parts = mnist_splits(own_folder(name, data, MNIST))
-    return sequence_task(name, "MNIST", parts, steps, permuted, hidden)
+def _mnist(name: str, data: str | None) -> tuple[Split, Split, Split]:
+    return mnist_splits(own_folder(name, data, MNIST))
 
 
-for _steps in (28, 98):
-    for _permuted in (False, True):
-        _name = f"mnist-{_steps}{'-permuted' if _permuted else ''}"
-        register_task(_name)(partial(_mnist, _name, _steps, _permuted))
-
-
-@register_task("mnist-images")
-def mnist_images(
-    hidden: int = 32,
-    network: str = "recurrent",
-    depth: int = 4,
-    dropout: float = 0.0,
-    overlapping: bool = False,
-    data: str | None = None,
-) -> Task:
-    """Build the task: MNIST's images by a convolutional network."""
-    parts = mnist_splits(own_folder("mnist-images", data, MNIST))
-    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
-    return image_task("mnist-images", "MNIST", parts, network, hidden, depth, **halved)
+register_sequences("MNIST", _mnist, **{"mnist-28": 28, "mnist-98": 98})
+register_images("mnist-images", "MNIST", _mnist, 32, "recurrent", 4)
 
 
 def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
@@ -134,23 +114,12 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
-def _cifar(
-    classes: int,
-    hidden: int = 16,
-    network: str = "resnet",
-    depth: int = 20,
-    dropout: float = 0.0,
-    overlapping: bool = False,
-    data: str | None = None,
-) -> Task:
-    name = f"cifar{classes}"
-    parts = cifar_splits(own_folder(name, data, CIFAR), classes)
-    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
-    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, **halved)
+def _cifar(name: str, data: str | None) -> tuple[Split, Split, Split]:
+    return cifar_splits(own_folder(name, data, CIFAR), int(name.removeprefix("cifar")))
 
 
 for _classes in (10, 100):
-    register_task(f"cifar{_classes}")(partial(_cifar, _classes))
+    register_images(f"cifar{_classes}", f"CIFAR-{_classes}", _cifar, 16, "resnet", 20, _classes)
 
 
 def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:

@@ -5,11 +5,10 @@ and what is done about it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import Any
 
 from ..experiment import SEEDS, Setting
-from ..markdown import markdown_texts
+from ..markdown import markdown_texts, page_of
 from .cells import FIELDS, NONE, UNSAID, Cell, load_cells, table_cells
 from .compare import show
 from .full import full_arms, listed, runnable
@@ -18,70 +17,50 @@ from .full import full_arms, listed, runnable
 def render() -> str:
     """Return the page."""
     tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
-    head = resources.files("pathspace.training.experiments.reproduce.recipes") / "page.md"
-    return "\n".join([head.read_text(encoding="utf-8"), *(_section(name) for name in tables)])
+    return page_of("recipes/page.md", sections=map(_section, tables))
 
 
-def _section(table: str) -> str:
+def _section(table: str) -> dict[str, Any]:
     cells = table_cells(table)
-    first = next(iter(cells.values()))
+    first, every = next(iter(cells.values())), list(cells.values())
     rows, columns = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
     # the longer side goes down
-    turned = len(columns) > len(rows)
-    down, across = (columns, rows) if turned else (rows, columns)
+    places = [[(row, column) for column in columns] for row in rows]
+    if len(columns) > len(rows):
+        rows, columns, places = columns, rows, list(map(list, zip(*places, strict=True)))
     printed = [
-        [one, *(_printed(cells, (other, one) if turned else (one, other)) for other in across)]
-        for one in down
+        [name, *(cells[place].printed if place in cells else "–" for place in line)]
+        for name, line in zip(rows, places, strict=True)
     ]
-    parts = [
-        f"## {first.place} of *{first.paper}*\n",
-        f"Printed: {first.metric}.\n",
-        markdown_texts(["", *across], printed),
-    ]
-    fields = [row for key in FIELDS if (row := _field(key, list(cells.values()))) is not None]
-    parts.append(markdown_texts(["field", "the paper", "--scale full"], fields))
-    if first.by_reference:
-        named = ", ".join(FIELDS[key].lower() for key in first.by_reference)
-        parts.append(f"By naming another paper: {named}.\n")
-    if first.note:
-        parts.append(f"{first.note}\n")
-    parts += _left(table, cells)
-    return "\n".join(parts)
+    reasons = dict.fromkeys(map(runnable, every))
+    fields = [row for key in FIELDS if (row := _field(key, every))[1] != NONE]
+    return {
+        "first": first,
+        "printed": markdown_texts(["", *columns], printed),
+        "fields": markdown_texts(["field", "the paper", "--scale full"], fields),
+        "named": ", ".join(FIELDS[key].lower() for key in first.by_reference),
+        "reasons": [reason for reason in reasons if reason],
+        "differ": _differ(table, cells) if "" in reasons else None,
+    }
 
 
-def _printed(cells: dict[tuple[str, str], Cell], place: tuple[str, str]) -> str:
-    return cells[place].printed if place in cells else "–"
-
-
-def _field(key: str, cells: Sequence[Cell]) -> list[str] | None:
+def _field(key: str, cells: Sequence[Cell]) -> list[str]:
+    trained = (cell for cell in cells if not runnable(cell) and cell.recipe[key] == UNSAID)
+    taken = _several(cell.value(key) for cell in trained)
     said = _several(cell.recipe[key] for cell in cells)
-    if said == NONE:
-        return None
-    trained = [cell for cell in cells if not runnable(cell)]
-    taken = _several(cell.value(key) for cell in trained if cell.recipe[key] == UNSAID)
     return [FIELDS[key], said, "–" if key == "device" else taken]
 
 
 def _several(values: Iterable[Any]) -> str:
-    shown = list(dict.fromkeys(show(value) for value in values))
-    return "; ".join(shown) if shown else "–"
+    return "; ".join(dict.fromkeys(map(show, values))) or "–"
 
 
-def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
-    why = dict.fromkeys(runnable(cell) for cell in cells.values() if runnable(cell))
-    parts = [f"Not trained here, some or all: {reason}\n" for reason in why]
-    if all(runnable(cell) for cell in cells.values()):
-        return parts
+def _differ(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
+    """Say where the full scale differs from what the paper says."""
     # as many seeds as the paper has, where it says so
     said = next(iter(cells.values())).recipe["seeds"]
     seeds = SEEDS if said == UNSAID else tuple(range(said))
     setting = Setting(run=lambda _: [], scale="full", seeds=seeds)
     arms, _ = full_arms(table, setting)
     lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
-    differ = [line.split(" (")[0] for line in lines if " in place of " in line]
-    return [
-        *parts,
-        "What `--scale full` does otherwise:\n",
-        *(f"* {line}" for line in dict.fromkeys(differ)),
-        "",
-    ]
+    return list(dict.fromkeys(line.split(" (")[0] for line in lines if " in place of " in line))
