@@ -16,8 +16,6 @@ from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Tran
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
-from pathspace.training.experiments.tasks.digits import image_splits
-from pathspace.training.experiments.tasks.images import image_task
 from pathspace.training.penal import penalise_
 
 
@@ -164,7 +162,7 @@ def test_overlapping_maxima_halve_images_where_the_cited_network_does() -> None:
         (recur, 8),
     ]
     with pytest.raises(InputError, match="'residual' has no overlapping"):
-        image_task("x", "x", image_splits(), "residual", 4, 1, overlapping=True)
+        load_task("digits-images", network="residual", overlapping=True)
 
 
 def photographs(folder: Path, count: int = 3) -> Path:
