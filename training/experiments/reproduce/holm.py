@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -73,16 +73,9 @@ class Claim:
             else math.nan
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; NaN becomes ``None``."""
-        return {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in asdict(self).items()
-        }
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Claim:
-        """Read what :meth:`to_dict` wrote."""
+        """Read plain values, without numbers that are not finite."""
         unknown = dict.fromkeys(
             ("mean", "low", "high", "p", "corrected", "equivalence", "items_low", "items_high"),
             math.nan,

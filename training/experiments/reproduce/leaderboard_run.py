@@ -19,7 +19,6 @@ from torch.optim import SGD, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 import pathspace as ps
-from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import PathspaceError
 
 from ...init_skeleton import init_skeleton_
@@ -203,11 +202,6 @@ class Result:
     failed: bool
     reason: str
     seconds: float
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values; a number that is not finite becomes ``None``."""
-        found: dict[str, object] = plain(asdict(self))
-        return found
 
 
 @cache

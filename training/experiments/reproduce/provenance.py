@@ -15,7 +15,7 @@ import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,7 @@ def run_key(settings: Mapping[str, Any], data: str) -> str:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which a result may depend."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def provenance() -> dict[str, str]:
@@ -87,11 +81,8 @@ def splits_digest(splits: Iterable[Split]) -> str:
 
 @cache
 def _commit() -> str:
-    """Return the commit of a checkout, with a plus where files differ from it; an
-    installed library has none.
-
-    A process asks once: it computes with the code that it started with, and git takes
-    longer than a short run.
+    """Return the commit of a checkout, with a plus where files differ from it. A process asks once:
+    it computes with the code that it started with.
     """
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:

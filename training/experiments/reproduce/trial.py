@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,10 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Trial:
-    """A run, named completely.
+    """A run, named completely: a recipe, a task with its options, and a budget.
 
-    ``None`` takes the optimizer's own start, betas or eps. ``test`` looks at the test split after
-    the last epoch, and ``efficiency`` measures that of the Markov chain after every epoch.
-    ``decay`` is of path values where the optimizer works on those. Gradients of a larger norm than
-    ``clip`` are scaled down to it.
+    ``test`` looks at the test split after the last epoch, and ``efficiency`` measures that of the
+    Markov chain after every epoch.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -65,15 +63,11 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has: its settings and its data.
-
-        The folder of the data is left out, and so are fields that have their default values.
+        """A name that no other run has: its data, without their folder, and its settings, without
+        those that have their default values.
         """
-        told = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != f.default
-        }
+        values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
+        told = {name: value for name, value, default in values if value != default}
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
         return run_key(told, self.data)
 
@@ -116,17 +110,10 @@ class Outcome:
     test_parts: tuple[float, ...] = ()
     test_efficiency: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Outcome:
-        """Read what :meth:`to_dict` wrote."""
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
-        }
-        return cls(**values)
+        """Read plain values."""
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
 
 
 def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
@@ -136,35 +123,42 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
     with one_thread(), warnings.catch_warnings(action="ignore", category=UserWarning):
         training, probes = make_training(trial, task)
         trainer = lightning_trainer(
-            training,
-            folder=folder,
-            callbacks=probes,
-            device=trial.device,
-            devices=1,
+            training, folder=folder, callbacks=probes, device=trial.device, devices=1
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
         records = run_epochs(training, trainer, last)
-        looks = trial.test and not training.diverged
-        score = score_split(training, task.test) if looks else None
-        parts = [score_split(training, part).metric for part in cut(task.test)] if looks else []
-        test_efficiency = probes[0].measure(task.test) if probes and looks else None
+        tested: dict[str, Any] = {}
+        if trial.test and not training.diverged:
+            score = score_split(training, task.test)
+            tested = {"test_loss": score.loss, "test_metric": score.metric}
+            parts = (score_split(training, part).metric for part in cut(task.test))
+            tested["test_parts"] = tuple(parts)
+            for probe in probes:
+                tested["test_efficiency"] = probe.measure(task.test)
     return Outcome(
         train_losses=tuple(record.train_loss for record in records),
         valid_losses=tuple(record.valid_loss for record in records),
         valid_metrics=tuple(record.valid_metric for record in records),
         seconds=records[-1].seconds if records else 0.0,
         diverged=training.diverged,
-        test_loss=score.loss if score else None,
-        test_metric=score.metric if score else None,
-        efficiencies=tuple(probes[0].values) if probes else (),
-        test_parts=tuple(parts),
-        test_efficiency=test_efficiency,
+        efficiencies=tuple(value for probe in probes for value in probe.values),
+        **tested,
     )
 
 
 def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyProbe]]:
     """Return a run before its first step, and what looks on where the trial asks for it."""
-    model, optimizer = prepare(task, recipe_of(trial))
+    recipe = Recipe(
+        trial.optimizer,
+        trial.lr,
+        trial.init,
+        trial.rule,
+        trial.seed,
+        trial.decay or None,
+        trial.betas,
+        trial.eps,
+    )
+    model, optimizer = prepare(task, recipe)
     probes = [EfficiencyProbe(task, model)] if trial.efficiency else []
     if trial.tau:
         penalise_(model, *task.example_inputs(), tau=trial.tau)
@@ -183,20 +177,6 @@ def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyPr
     return training, probes
 
 
-def recipe_of(trial: Trial) -> Recipe:
-    """Return optimizer and starting point of a run."""
-    return Recipe(
-        trial.optimizer,
-        trial.lr,
-        trial.init,
-        trial.rule,
-        trial.seed,
-        trial.decay or None,
-        trial.betas,
-        trial.eps,
-    )
-
-
 def cut(split: Split) -> list[Split]:
     """Cut a split into :data:`PARTS` parts of consecutive items, of as equal sizes as can be."""
     pieces = (
@@ -212,13 +192,12 @@ class EfficiencyProbe(Callback):
 
     def __init__(self, task: Task, model: Any) -> None:
         self.task, self.model = task, model
-        self.observed = Split(task.valid.inputs[:OBSERVED], task.valid.targets[:OBSERVED])
         self.chain = MarkovChain.trace(model, *task.example_inputs())
-        self.values = [self.measure(self.observed)]
+        self.values = [self.measure(task.valid, OBSERVED)]
 
     def on_train_epoch_end(self, *_: Any) -> None:
         """Look."""
-        self.values.append(self.measure(self.observed))
+        self.values.append(self.measure(self.task.valid, OBSERVED))
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what a checkpoint keeps."""
@@ -228,12 +207,12 @@ class EfficiencyProbe(Callback):
         """Go on from a checkpoint."""
         self.values = list(state["values"])
 
-    def measure(self, split: Split) -> float:
-        """Return the mean of ``eps'`` over the examples of a split."""
+    def measure(self, split: Split, count: int | None = None) -> float:
+        """Return the mean of ``eps'`` over the first so many examples of a split."""
         weight = next(self.model.parameters())
         records = []
         for inputs, targets in zip(
-            split.inputs.split(AT_A_TIME), split.targets.split(AT_A_TIME), strict=True
+            *(part[:count].split(AT_A_TIME) for part in (split.inputs, split.targets)), strict=True
         ):
             some = inputs.to(weight.device, weight.dtype if inputs.is_floating_point() else None)
             records.append(self.chain.observe(self.task.loss, some, targets.to(weight.device)))

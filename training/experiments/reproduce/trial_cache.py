@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import InputError
 from pathspace.files.writing import make_folder, write_text
 
@@ -30,14 +31,13 @@ _TURN = threading.Lock()
 
 
 class TrialCache:
-    """Outcomes on disk, one JSON file per trial, written aside and renamed; without a folder they
-    stay in memory.
+    """Outcomes on disk, one JSON file per trial; without a folder they stay in memory.
 
     A run that is killed at any moment keeps every trial that had ended and the checkpoints of the
-    others; the next one goes on from there. Files that cannot be read are treated as not there,
-    because the trial can be run again. A trial of earlier code is known, until its file and its
-    lines in the journal are deleted; its provenance says what computed it. The journal gets a line
-    for every trial, and knows those that are in it, of several lines of one trial the last.
+    others; the next one goes on from there. Files that cannot be read are treated as not there. A
+    trial of earlier code is known, until its file and its lines in the journal are deleted; its
+    provenance says what computed it. The journal gets a line for every trial, and knows those that
+    are in it, of several lines of one trial the last.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
@@ -53,14 +53,14 @@ class TrialCache:
 
     def record(self, trial: Any) -> dict[str, Any] | None:
         """Return what is kept of a trial, outcome and provenance, if it has been run."""
+        record = self._known.get(trial.key)
         try:
-            record = self._known.get(trial.key)
-            if record is None:
-                if self.folder is None:
-                    return None
+            if record is None and self.folder is not None:
                 record = json.loads(self._file(trial, ".json").read_text(encoding="utf-8"))
+            if record is None or record["format"] != FORMAT:
+                return None
             trial.outcome(record["outcome"])
-            return dict(record) if record["format"] == FORMAT else None
+            return dict(record)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -85,7 +85,7 @@ class TrialCache:
             "key": trial.key,
             "trial": asdict(trial),
             "data": trial.data,
-            "outcome": outcome.to_dict(),
+            "outcome": plain(asdict(outcome)),
             "provenance": provenance(),
         }
         # (as a file has it)
@@ -99,21 +99,21 @@ class TrialCache:
         if self.folder is not None:
             write_text(json.dumps(record), str(self._file(trial, ".json")))
 
-    def note(self, trial: Any) -> None:
-        """Note what computed a trial, and append it to the journal, unless it is there."""
+    def note(self, trial: Any) -> Any:
+        """Append a trial that has ended to the journal, unless it is there; return its outcome."""
         record = self.record(trial)
         assert record is not None, "a trial that has ended is known"
         self._known[trial.key] = record
         self._noted.add(trial.key)
-        if self.journal is None or trial.key in self._written:
-            return
-        self._written.add(trial.key)
-        try:
-            append_lines(self.journal, [record])
-        except OSError as error:
-            raise InputError(
-                f"The journal '{self.journal}' cannot be written ({error.strerror})."
-            ) from error
+        if self.journal is not None and trial.key not in self._written:
+            self._written.add(trial.key)
+            try:
+                append_lines(self.journal, [record])
+            except OSError as error:
+                raise InputError(
+                    f"The journal '{self.journal}' cannot be written ({error.strerror})."
+                ) from error
+        return trial.outcome(record["outcome"])
 
     @property
     def origins(self) -> list[dict[str, str]]:
@@ -160,8 +160,7 @@ def run_all(
     found: dict[Any, Any] = {}
 
     def ended(trial: Any) -> None:
-        found[trial] = cache.find(trial)
-        cache.note(trial)
+        found[trial] = cache.note(trial)
         if done is not None:
             done(trial)
 

@@ -19,21 +19,13 @@ from ..experiment import Setting
 from ..provenance import task_data
 from ..trial import Trial
 from ..tuning import Arm
-from .cells import NONE, ROOT, UNSAID, Cell, table_cells
-from .compare import BETAS, EPS, OPTIMIZERS, describe, differences
+from .cells import NONE, ROOT, Cell, table_cells
+from .compare import BETAS, EPS, NETWORKS, OPTIMIZERS, OPTIONS, describe, differences
 
 # data sets by the digests of their files: several have one format
 KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
     (ROOT / "digests.toml").read_text(encoding="utf-8")
 )
-# model of a recipe -> network of our tasks, and by how much its depth is less than its layers
-NETWORKS = {
-    "recurrent CNN": ("recurrent", -1),
-    "ResNet of He et al. for CIFAR-10": ("resnet", 0),
-    "ResNet of He et al. for ImageNet": ("deep-resnet", 0),
-    "ViT of Dosovitskiy et al.": ("vit", 0),
-    "Swin transformer of Liu et al.": ("swin", 0),
-}
 # the learning rate of the original transformer when its warm-up ends, and pairs of WMT-16's news
 ORIGINAL_RATE, WMT_PAIRS = "(width x steps of warm-up)^(-1/2)", 4_548_885
 
@@ -197,22 +189,18 @@ def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]
     """Return the options of the task that the recipe fixes."""
     task = cell.ours["task"]
     known, model = task_options(task), cell.value("model")
-    if "network" in known and model not in NETWORKS:
+    networks = {str(said["model"]): network for network, said in NETWORKS.items()}
+    if "network" in known and model not in networks:
         raise InputError(
             f"The cell '{cell.name}' has the model '{model}', expected one of:"
-            f" {', '.join(NETWORKS)}; correct its file."
+            f" {', '.join(networks)}; correct its file."
         )
-    network, less = NETWORKS.get(model, (UNSAID, 0))
+    network, layers = networks.get(model), cell.value("layers")
     given = {
-        "hidden": cell.value("width"),
+        **{option: cell.value(key) for option, key in OPTIONS.items()},
         "network": network,
-        "depth": cell.value("layers") + less,
-        "layers": cell.value("layers"),
-        "length": cell.value("sequence_length"),
-        "longest": cell.value("sequence_length"),
-        "dropout": cell.value("dropout"),
-        "smoothing": cell.value("smoothing"),
-        "inner": cell.value("inner"),
+        # the first layer of a recurrent network is not recurrent
+        "depth": layers - 1 if network == "recurrent" else layers,
         "original": cell.value("normalisation") == "layer norm after the sum",
         "overlapping": "over 3 x 3" in str(cell.value("halving")),
         "reverse": cell.ours.get("reverse"),

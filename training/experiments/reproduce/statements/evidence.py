@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -236,7 +236,7 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
     meaning = OF_CLAIMS if statement.kind != "experiment" else STAND_IN
     telling = [meaning[claim.verdict] for claim in judged if not claim.nothing]
     parts = [
-        f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(claim.to_dict())}"
+        f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(asdict(claim))}"
         for claim in judged
     ]
     detail = (
