@@ -23,7 +23,7 @@ from pathspace.training.experiments.models import (
     Translator,
     VisionTransformer,
 )
-from pathspace.training.experiments.models.swin import Scores
+from pathspace.training.experiments.models.transformer import Scores
 from pathspace.training.experiments.trainer import Training
 from tests.training.test_training_data import write_cifar, write_mnist
 

@@ -25,10 +25,10 @@ from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_t
 from pathspace.training.experiments.reproduce.trial_cache import (
     TRIALS,
     TrialCache,
+    connected,
     run_all,
     run_here,
 )
-from pathspace.training.experiments.reproduce.workers import connected
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 1, batch_size=400, options=(("hidden", 3),))
 WORKER = """
@@ -196,7 +196,7 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
 def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.workers.connected.__wrapped__.__defaults__",
+        "pathspace.training.experiments.reproduce.trial_cache.connected.__wrapped__.__defaults__",
         (0.2,),
     )
     (tmp_path / "scheduler.json").write_text("{}")
@@ -219,7 +219,7 @@ def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         result = call("reproduce", *words)
         assert result.exit_code == 2 and message in flat(result.stderr), result.output
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.workers.find_spec", lambda _: None
+        "pathspace.training.experiments.reproduce.trial_cache.find_spec", lambda _: None
     )
     with pytest.raises(
         InputError,

@@ -31,9 +31,12 @@ from pathspace.training.experiments.reproduce.leaderboard import (
 )
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
+    BATCH,
     ONLY,
     SIMPLE,
     STARTS,
+    STEPS,
+    TASKS,
     Result,
     Run,
     carry_out,
@@ -41,7 +44,6 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
     score,
 )
-from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS
 from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all

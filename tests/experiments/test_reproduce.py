@@ -35,8 +35,12 @@ from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.recipe import Recipe, optimizer_kind, prepare
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines, published
-from pathspace.training.experiments.reproduce.command import records, run_reproduction
-from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, fresh_seeds
+from pathspace.training.experiments.reproduce.command import (
+    records,
+    run_reproduction,
+    trial_of,
+    up_to_date,
+)
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -64,14 +68,15 @@ from pathspace.training.experiments.reproduce.trial import (
 )
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.experiments.reproduce.tuning import (
+    TUNING_SEEDS,
     Arm,
     Measured,
     best_rate,
+    fresh_seeds,
     measure,
     measure_enough,
     versus,
 )
-from pathspace.training.experiments.reproduce.up_to_date import trial_of, up_to_date
 from pathspace.training.experiments.run_folder import CHECKPOINT_SECONDS, LAST
 from pathspace.training.experiments.task import _BUILDERS, Split, Task, load_task
 from pathspace.training.penal import penalise_

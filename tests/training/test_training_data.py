@@ -18,10 +18,13 @@ import torch
 from pathspace.errors import InputError
 from pathspace.training.experiments.models.translator import Translator
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.experiments.tasks.catalogue import read_catalogue
 from pathspace.training.experiments.tasks.files import read_batch, read_idx
 from pathspace.training.experiments.tasks.papers import cifar_splits, mnist_splits, tokens_of
-from pathspace.training.experiments.tasks.translation import english_words, german_words
+from pathspace.training.experiments.tasks.translation import (
+    english_words,
+    german_words,
+    read_catalogue,
+)
 
 
 def idx(array: np.ndarray, code: int) -> bytes:

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from .recurrent import RecurrentCNN, ReluRNN, StackedReluLM
 from .residual import ResidualCNN, Toy
 from .resnet import CifarResNet, DeepResNet
-from .swin import swin
-from .transformer import CharacterGPT, VisionTransformer
+from .transformer import CharacterGPT, VisionTransformer, swin
 from .translator import Translator
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]

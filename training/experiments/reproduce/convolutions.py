@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .experiment import Setting
 from .paired_comparison import PairedComparison, hold, of_table
 from .recipes import Cell, table_cells
 from .recipes.compare import show
 from .record import Record, Table
 from .trial import Trial
-from .tuning import Arm, best_rate, measure
+from .tuning import Arm, Setting, best_rate, measure
 
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)

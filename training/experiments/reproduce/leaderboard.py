@@ -12,20 +12,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from ..intervals import CONFIDENCE, t_interval
 from ..names import texts
-from .experiment import TUNING_SEEDS, Setting
 from .holm import POWER, Claim, gain, judge, seeds_needed
-from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, rates
-from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
+from .leaderboard_run import (
+    ARMS,
+    BATCH,
+    CHUNKS,
+    LENGTH,
+    ONLY,
+    RANK,
+    SIMPLE,
+    STARTS,
+    STEPS,
+    TASKS,
+    UPRIGHT,
+    Result,
+    Run,
+    chance,
+    rates,
+)
 from .markdown import sentences
 from .pictures import legend, look, panels
 from .recipes.compare import FASHION_TESTS
 from .record import Record, Table, about, judged, percent, remarks
+from .tuning import TUNING_SEEDS, Setting
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -270,7 +286,7 @@ def standing(by: Mapping[Case, Entry], claims: Iterable[Claim]) -> Table:
                 (SCRAMBLED, OURS),
             )
         )
-        cells = {
+        cells: dict[str, Any] = {
             "task": task,
             SIMPLE: simple.show(".3f"),
             f"{RIVAL}, default": plain.show(".3f"),
@@ -282,7 +298,7 @@ def standing(by: Mapping[Case, Entry], claims: Iterable[Claim]) -> Table:
             "scrambling hurts AdamW": verdicts[hurts(task, RIVAL)],
             "gauge-fixed lower when scrambled": verdicts[of_gauge(task, SCRAMBLED, RIVAL)[0]],
         }
-        words = {True: "yes", False: "no"}
+        words: dict[Any, str] = {True: "yes", False: "no"}
         rows.append(tuple(words.get(cell, cell) for cell in cells.values()))
     return Table(tuple(cells), tuple(rows))
 

@@ -11,13 +11,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .experiment import Setting
 from .holm import Claim
 from .pictures import draw_curves, legend, panels
 from .recipes import Cell, full_arms, listed, table_cells
 from .record import Record, Table, about, judged
 from .record import remarks as told
-from .tuning import Arm, Measured, measure_enough, versus
+from .tuning import Arm, Measured, Setting, measure_enough, versus
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
 from ..threads import one_thread
-from .experiment import Setting
 from .holm import judge, positive
 from .markdown import sentences
 from .pictures import look, panels
 from .recipes import table_cells
 from .record import Record, Table, about, judged, percent, remarks
+from .tuning import Setting
 
 STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.

@@ -22,12 +22,11 @@ from pathspace.diagnostics.shared.tables import plain
 from ..intervals import t_interval
 from ..models.residual import Toy
 from ..threads import one_thread
-from .experiment import Setting
 from .holm import judge, positive
 from .markdown import sentences
 from .pictures import draw_curves, legend, look, panels
 from .record import Record, Table, about, judged, percent, remarks
-from .tuning import best_rate
+from .tuning import Setting, best_rate
 
 STEPS, BATCH, TESTED, LOOKS = 10_000, 64, 10_000, 50
 RATES = (0.02, 0.05, 0.15, 0.4)

@@ -113,7 +113,10 @@ class Outcome:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Outcome:
         """Read plain values."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
+        }
+        return cls(**values)
 
 
 def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:

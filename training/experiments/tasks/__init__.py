@@ -8,7 +8,7 @@ place of fetched data.
 """
 
 from ..task import Split, Task, load_task, register_task, task_names
-from . import catalogue, digits, fetched, imagenet, images, papers, translation
+from . import digits, fetched, imagenet, images, papers, translation
 
 __all__ = ["Split", "Task", "load_task", "register_task", "task_names"]
-__all__ += ["catalogue", "digits", "fetched", "imagenet", "images", "papers", "translation"]
+__all__ += ["digits", "fetched", "imagenet", "images", "papers", "translation"]

@@ -18,8 +18,7 @@ from torch.nn import functional
 from pathspace.errors import InputError
 
 from ..models.resnet import DeepResNet
-from ..models.swin import swin
-from ..models.transformer import VisionTransformer
+from ..models.transformer import VisionTransformer, swin
 from ..names import expect_known
 from ..task import Split, Task, classes_task, register_task, seeded
 from .files import find, own_folder

@@ -15,10 +15,9 @@ from pathspace.errors import InputError
 from ...task import task_options
 from ...tasks.files import find, read_bytes, read_text
 from ...tasks.papers import WMT
-from ..experiment import Setting
 from ..provenance import task_data
 from ..trial import Trial
-from ..tuning import Arm
+from ..tuning import Arm, Setting
 from .cells import NONE, ROOT, Cell, table_cells
 from .compare import BETAS, EPS, NETWORKS, OPTIMIZERS, OPTIONS, describe, differences
 

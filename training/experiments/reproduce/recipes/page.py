@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..experiment import SEEDS, Setting
 from ..markdown import markdown_texts, page_of
+from ..tuning import SEEDS, Setting
 from .cells import FIELDS, NONE, UNSAID, Cell, load_cells, table_cells
 from .compare import show
 from .full import full_arms, listed, runnable
