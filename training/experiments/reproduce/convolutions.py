@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .paired_comparison import PairedComparison, hold, of_table
-from .recipes import Cell, table_cells
+from .recipes import table_cells
 from .recipes.compare import show
 from .record import Record, Table
 from .trial import Trial
@@ -37,7 +37,7 @@ def image(setting: Setting) -> Record:
             for row, column in cells
             if column != "baseline"
         ]
-        contest = of_table("markov-chain-table-2", setting, claims, _error)
+        contest = of_table("markov-chain-table-2", setting, claims, lambda cell: cell.error)
         return hold(setting, **contest, name="image")[0]
     if setting.scale == "fetched":
         base, rates = clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
@@ -53,8 +53,8 @@ def image(setting: Setting) -> Record:
     ]
     named = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
     # the best of the paper's values, so that no value has to do more than that
-    effect = min(_error(cell) for (row, _), cell in cells.items() if row == "ResNet50")
-    effects = effect, _error(cells["ResNet50", "baseline"])
+    effect = min(cell.error for (row, _), cell in cells.items() if row == "ResNet50")
+    effects = effect, cells["ResNet50", "baseline"].error
     duels = [
         PairedComparison(
             f"{what} errs less than the baseline",
@@ -79,12 +79,12 @@ def depth(setting: Setting) -> Record:
         claims = [
             (f"{row}: the penal connection errs less", (row, CHAIN), (row, PLAIN)) for row in rows
         ]
-        contest = of_table("markov-chain-table-3", setting, claims, _error)
+        contest = of_table("markov-chain-table-3", setting, claims, lambda cell: cell.error)
         return hold(setting, **contest, name="depth", paper=paper)[0]
     pairs, duels = [], []
     fetched, first = setting.scale == "fetched", "CIFAR-10, 20 layers"
     tau, rates = (3e-7, RATES) if fetched else (3e-4, DEPTH_RATES)
-    printed = _error(cells[first, CHAIN]), _error(cells[first, PLAIN])
+    printed = cells[first, CHAIN].error, cells[first, PLAIN].error
     for layers in (8, 20):
         plain = f"{layers} layers"
         if fetched:
@@ -204,11 +204,6 @@ def clothes(
     """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""
     run = digits(setting, optimizer, 6, network, width, depth)
     return replace(run, task="fashion-images", schedule="linear", options=(*run.options, *data))
-
-
-def _error(cell: Cell) -> float:
-    """Return a printed accuracy in percent as an error."""
-    return round(100 - float(cell.printed), 6)
 
 
 def _label(plain: str, tau: float) -> str:

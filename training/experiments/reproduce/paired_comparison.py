@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from .holm import Claim
-from .pictures import draw_curves, legend, panels
+from .pictures import draw_arms, legend, panels
 from .recipes import Cell, full_arms, listed, table_cells
 from .record import Record, Table, about, judged
 from .record import remarks as told
@@ -162,13 +162,10 @@ def row(m: Measured, show: Show) -> tuple[str, ...]:
 
 def draw_paired_comparison(record: Record) -> Figure:
     """Draw training loss and validation metric of every arm against epochs."""
+    arms, metric = record.data["arms"], record.data["metric"]
     with panels(2) as (figure, axes):
-        for place, arm in enumerate(record.data["arms"]):
-            draw_curves(axes[0], place, arm["label"], arm["train_losses"])
-            draw_curves(
-                axes[1], place, arm["label"], arm["valid_metrics"], factor=record.data["factor"]
-            )
-        axes[0].set(title="training loss", xlabel="epoch")
-        axes[1].set(title=f"validation {record.data['metric']}", xlabel="epoch")
+        draw_arms(axes[0], arms, "train_losses", title="training loss")
+        factor = record.data["factor"]
+        draw_arms(axes[1], arms, "valid_metrics", factor, title=f"validation {metric}")
         legend(figure, axes[0])
         return figure

@@ -1,5 +1,5 @@
-"""``race`` and ``smnist``: ReLU RNNs that read images row by row (path-space paper, section 5.1 and
-Tables 1 and 7).
+"""``race``, ``smnist``, ``language``, ``translation``: networks that read rows, texts and sentences
+(path-space paper, Tables 1 and 7, Figure 4; Markov-chain paper, Table 1 and Figure 4).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from ..recipe import Init, Rule
 from .holm import judge, positive
 from .paired_comparison import PairedComparison, Show, hold, of_table
-from .pictures import draw_curves, legend, panels
+from .pictures import draw_arms, draw_curves, legend, panels
 from .recipes import Cell, full_arm, table_cells
 from .record import Record, Table, judged
 from .trial import OBSERVED, Trial
@@ -145,7 +145,7 @@ def _arms(task: str, data: str, setting: Setting) -> list[tuple[Cell, Arm]]:
 
 def _recipe(data: str, label: str) -> Cell:
     """Return the paper's recipe for an arm on one of the paper's data sets."""
-    name = label.split(",", maxsplit=1)[0]
+    name = label.partition(",")[0]
     return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[data, name]
 
 
@@ -246,7 +246,7 @@ def translation(setting: Setting) -> Record:
             (f"{row}: {less}", (row, penal), (row, plain))
             for row in dict.fromkeys(row for row, _ in cells)
         ]
-        contest = of_table("markov-chain-table-1", setting, claims, _error)
+        contest = of_table("markov-chain-table-1", setting, claims, lambda cell: cell.error)
         pairs, duels, remarks = contest["pairs"], contest["duels"], contest["remarks"]
     else:
         task, epochs, batch, options = TRANSLATION_SCALES[setting.scale]
@@ -258,7 +258,7 @@ def translation(setting: Setting) -> Record:
             (cells[quick, label], Arm(label, replace(base, tau=tau), rates))
             for label, tau in zip(columns, (0.0, TAU), strict=True)
         ]
-        printed = _error(cells[quick, penal]), _error(cells[quick, plain])
+        printed = cells[quick, penal].error, cells[quick, plain].error
         duels, remarks = [PairedComparison(less, penal, plain, printed)], ()
     record, by = hold(
         setting,
@@ -296,19 +296,12 @@ def translation(setting: Setting) -> Record:
     return replace(record, claims=judged(judge(judgements)))
 
 
-def _error(cell: Cell) -> float:
-    """Return the error in percent that a cell of perplexity and accuracy prints."""
-    return round(100 - float(cell.printed.split()[-2]), 6)
-
-
 def draw_translation(record: Record) -> Figure:
     """Draw error and efficiency against epochs, as in the paper's Figure 4."""
     with panels(2) as (figure, axes):
-        for place, arm in enumerate(record.data["arms"]):
-            draw_curves(axes[0], place, arm["label"], arm["valid_metrics"], factor=100)
-            draw_curves(axes[1], place, arm["label"], arm["efficiencies"], first=0)
-        axes[0].set(title="validation error in %", xlabel="epoch")
-        axes[1].set(title="efficiency of the chain", xlabel="epoch")
+        arms = record.data["arms"]
+        draw_arms(axes[0], arms, "valid_metrics", 100, title="validation error in %")
+        draw_arms(axes[1], arms, "efficiencies", title="efficiency of the chain")
         axes[1].axhline(0, color="black", linewidth=0.6)
         legend(figure, axes[0])
         return figure

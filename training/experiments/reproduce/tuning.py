@@ -207,7 +207,7 @@ def measure(
     tuned = iter(
         run([replace(base, lr=rate, seed=seed, efficiency=False) for base, rate, seed in grid])
     )
-    chosen, spent = [], []
+    chosen = []
     for arm in arms:
         tables, seconds = [], 0.0
         for _ in arm.bases:
@@ -218,18 +218,16 @@ def measure(
                 seconds += sum(o.seconds for o in here)
             tables.append(table)
         best = int(best_rate({float(i): one[best_rate(one)] for i, one in enumerate(tables)}))
-        base = arm.bases[best]
-        chosen.append((replace(arm, base=base), best_rate(tables[best]), tables[best]))
-        spent.append(seconds)
+        arm = replace(arm, base=arm.bases[best])
+        chosen.append((arm, best_rate(tables[best]), tables[best], seconds))
     fresh = [
-        replace(arm.base, lr=lr, seed=seed, test=True) for arm, lr, _ in chosen for seed in seeds
+        replace(arm.base, lr=lr, seed=seed, test=True) for arm, lr, *_ in chosen for seed in seeds
     ]
-    outcomes = run(fresh)
+    outcomes = iter(run(fresh))
     measured = []
-    for i, ((arm, lr, table), seconds) in enumerate(zip(chosen, spent, strict=True)):
-        mine = tuple(outcomes[len(seeds) * i : len(seeds) * (i + 1)])
-        seconds += sum(o.seconds for o in mine)
-        measured.append(Measured(arm, lr, table, mine, seconds))
+    for arm, lr, table, seconds in chosen:
+        mine = tuple(next(outcomes) for _ in seeds)
+        measured.append(Measured(arm, lr, table, mine, seconds + sum(o.seconds for o in mine)))
     return measured
 
 

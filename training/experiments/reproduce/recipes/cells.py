@@ -51,6 +51,11 @@ class Cell:
     by_reference: tuple[str, ...] = ()
     note: str = ""
 
+    @property
+    def error(self) -> float:
+        """The error in percent, where an accuracy is what is printed last."""
+        return round(100 - float(re.findall(r"\d+\.?\d*", self.printed)[-1]), 6)
+
     def value(self, key: str) -> Any:
         """Return what the paper says of a field, or what this library takes there."""
         said = self.recipe[key]
