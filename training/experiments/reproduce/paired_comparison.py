@@ -11,11 +11,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ..names import texts
 from .holm import Claim
 from .pictures import draw_arms, legend, panels
 from .recipes import Cell, full_arms, listed, table_cells
 from .record import Record, Table, about, judged
-from .record import remarks as told
+from .record import remarks as remarks_of
+from .trial import Trial
 from .tuning import Arm, Measured, Setting, measure_enough, versus
 
 
@@ -34,34 +36,61 @@ class PairedComparison:
 Place = tuple[str, str]
 
 
-def of_table(
-    table: str,
-    setting: Setting,
-    claims: Sequence[tuple[str, Place, Place]],
-    value: Callable[[Cell], float] | None = None,
-) -> dict[str, Any]:
-    """Return a table's contenders in the paper's own setting, the comparisons among them and what
-    is left out, as arguments of :func:`hold`.
+def effect(ours: Cell, rival: Cell) -> tuple[float, float] | None:
+    """Return what is printed for two arms, where it is."""
+    return None if ours.error is None or rival.error is None else (ours.error, rival.error)
 
-    A claim is its statement, the place (row and column) that is claimed to be better, and the other
-    place; ``value`` reads the printed figure of a cell, lower is better.
+
+def base_run(name: str, setting: Setting) -> tuple[Trial, dict[str, Any]]:
+    """Return the run of an experiment at a scale of ours, without its arms, and what else
+    ``experiments.toml`` says of it.
     """
-    cells = table_cells(table)
-    arms, left = full_arms(table, setting)
-    return {
-        "pairs": [(cells[place], arm) for place, arm in arms.items()],
-        "duels": [
+    entry = texts()[name]["runs"][setting.scale]
+    told = {"lr": 0.0, "seed": 0, "task": "", "optimizer": "sgd", **entry}
+    more = {key: told.pop(key) for key in entry if key not in Trial.__dataclass_fields__}
+    told["epochs"] = setting.budget(told["epochs"])
+    told["options"] = tuple(told.get("options", {}).items())
+    return Trial(**told), more
+
+
+def run_comparison(
+    name: str, setting: Setting, change: Callable[[Arm], Arm] = lambda arm: arm, **more: Any
+) -> tuple[Record, dict[str, Measured], list[PairedComparison]]:
+    """Carry out an experiment whose arms and claims ``experiments.toml`` has, or all cells of its
+    table in the paper's own setting; ``more`` is for :func:`hold`. Return also the measured arms by
+    name, and the comparisons.
+    """
+    entry = texts()[name]
+    cells = table_cells(entry["table"])
+    if setting.scale == "full":
+        arms, left = full_arms(entry["table"], setting)
+        pairs = [(cells[place], change(arm)) for place, arm in arms.items()]
+        # the side of the table that claims do not name
+        side = int(entry["full"][0][1] in {row for row, _ in cells})
+        duels = []
+        for group in dict.fromkeys(place[side] for place in cells):
+            for says, *two in entry["full"]:
+                ours, rival = ((one, group) if side else (group, one) for one in two)
+                if ours in arms and rival in arms:
+                    printed = effect(cells[ours], cells[rival])
+                    names = ": ".join(ours), ": ".join(rival)
+                    duels.append(PairedComparison(f"{group}: {says}", *names, printed))
+        more["remarks"] = left
+    else:
+        base, told = base_run(name, setting)
+        pairs = []
+        for own in map(dict, entry["arms"]):
+            label, place, factor = own.pop("label"), own.pop("cell"), own.pop("factor", 1.0)
+            rates = tuple(float(f"{factor * rate:.3g}") for rate in told["rates"])
+            pairs.append((cells[tuple(place)], change(Arm(label, replace(base, **own), rates))))
+        by_label = {arm.label: cell for cell, arm in pairs}
+        duels = [
             PairedComparison(
-                statement,
-                ": ".join(ours),
-                ": ".join(rival),
-                None if value is None else (value(cells[ours]), value(cells[rival])),
+                says, ours, rival, effect(by_label[ours], by_label[rival]) if printed else None
             )
-            for statement, ours, rival in claims
-            if ours in arms and rival in arms
-        ],
-        "remarks": left,
-    }
+            for says, ours, rival, *printed in entry["claims"]
+        ]
+    return *hold(setting, pairs, duels, name=name, **more), duels
 
 
 @dataclass(frozen=True)
@@ -136,7 +165,7 @@ def hold(
         ours=Table(columns, tuple(rows)),
         differs=(
             *listed(labelled, setting, seeds),
-            *told(name, **figures or {}),
+            *remarks_of(name, **figures or {}),
             *remarks,
         ),
         protocol=setting.protocol,

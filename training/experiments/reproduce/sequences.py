@@ -6,34 +6,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ..recipe import Init, Rule
+from ..recipe import Init
 from .holm import judge, positive
-from .paired_comparison import PairedComparison, Show, hold, of_table
+from .paired_comparison import PairedComparison, Show, base_run, effect, hold, run_comparison
 from .pictures import draw_arms, draw_curves, legend, panels
 from .recipes import Cell, full_arm, table_cells
 from .record import Record, Table, judged
-from .trial import OBSERVED, Trial
+from .trial import OBSERVED
 from .tuning import Arm, Setting, versus
 
-RACE_EPOCHS, RACE_RATES = 60, (0.02, 0.05, 0.1, 0.2, 0.5)
-# Enough images and passes for every arm to err less than logistic regression on the same images.
-RACE_IMAGES, RACE_FETCHED_EPOCHS, RACE_FETCHED_RATES = 10_000, 16, (*RACE_RATES, 1.2)
-DEFAULT, UNIT = "SGD, default start", "SGD, unit skeleton"
-PATHS, PATHS_DEFAULT = "G-SGD, unit skeleton", "G-SGD, default start"
-# From the default start, path values have multipliers far above one: the rule of large weights
-# keeps them low, and as many rates are tried a thousand times lower.
-RACERS: tuple[tuple[str, str, Init, Rule, float], ...] = (
-    (DEFAULT, "sgd", "default", "modulo", 1.0),
-    (UNIT, "sgd", "unit-skeleton", "modulo", 1.0),
-    (PATHS_DEFAULT, "gsgd", "default", "magnitude", 1e-3),
-    (PATHS, "gsgd", "unit-skeleton", "modulo", 1.0),
-)
-EPOCHS, BATCH = 25, 64
 SLOW, FAST = (0.02, 0.05, 0.12, 0.3, 0.7), (0.0007, 0.002, 0.005, 0.015, 0.04)
 # label, optimizer, starting point, learning rates: as many for everybody
 ARMS: tuple[tuple[str, str, Init, tuple[float, ...]], ...] = (
@@ -56,9 +41,6 @@ TASKS = {
         "mnist-98-permuted": "permuted sMNIST-98",
     },
 }
-# Gradients of this network explode now and then: without the clip no arm reaches logistic
-# regression in few epochs.
-FETCHED_EPOCHS, CLIP = 16, 1.0
 # The paper's width, and a larger one where that width errs too much with every arm.
 WIDTH, WIDER = 100, {"fashion-28-permuted": 150}
 WIDENED = (
@@ -71,29 +53,7 @@ DUELS = (("G-SGD", "SGD"), ("G-SGD", "Path-SGD"), ("G-Adam", "Adam"))
 
 def race(setting: Setting) -> Record:
     """SGD and G-SGD, each from two starting points."""
-    cells = table_cells("path-space-table-1")
-    fetched = setting.scale == "fetched"
-    epochs = setting.budget(RACE_FETCHED_EPOCHS if fetched else RACE_EPOCHS)
-    base = Trial("digits-rows", "sgd", 0, 0, epochs)
-    if fetched:
-        options = (("limit", RACE_IMAGES),)
-        base = replace(base, task="fashion-14", schedule="linear", clip=CLIP, options=options)
-    pairs = []
-    for label, optimizer, init, rule, factor in RACERS:
-        rates = RACE_FETCHED_RATES if fetched else RACE_RATES
-        arm = Arm(
-            label,
-            replace(base, optimizer=optimizer, init=init, rule=rule),
-            tuple(float(f"{factor * rate:.3g}") for rate in rates),
-        )
-        pairs.append((cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"], arm))
-    duels = [
-        PairedComparison(
-            "SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT
-        ),
-        PairedComparison("From the unit skeleton, G-SGD errs less than SGD", PATHS, UNIT),
-    ]
-    return hold(setting, pairs, duels, name="race")[0]
+    return run_comparison("race", setting)[0]
 
 
 def smnist(setting: Setting) -> Record:
@@ -105,7 +65,7 @@ def smnist(setting: Setting) -> Record:
             f"{task}: {ours} errs less than {rival}",
             f"{task}: {ours}",
             f"{task}: {rival}",
-            (float(_printed(data, ours)), float(_printed(data, rival))),
+            effect(_recipe(data, ours), _recipe(data, rival)),
         )
         for task, data in names.items()
         for ours, rival in DUELS
@@ -133,10 +93,8 @@ def _arms(task: str, data: str, setting: Setting) -> list[tuple[Cell, Arm]]:
             arm = full_arm(label, cell, setting)
             pairs.append((cell, replace(arm, base=replace(arm.base, init=init))))
         return pairs
-    epochs = setting.budget(EPOCHS if setting.scale == "embedded" else FETCHED_EPOCHS)
-    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", WIDER.get(task, WIDTH)),))
-    if setting.scale == "fetched":
-        base = replace(base, schedule="linear", clip=CLIP)
+    run, _ = base_run("smnist", setting)
+    base = replace(run, task=task, options=(("hidden", WIDER.get(task, WIDTH)),))
     return [
         (_recipe(data, label), Arm(label, replace(base, optimizer=kind, init=init), rates))
         for label, kind, init, rates in ARMS
@@ -173,106 +131,26 @@ def draw_smnist(record: Record) -> Figure:
         return figure
 
 
-TAU = 3e-4
-# Few words are wrong in the end, so that a difference needs many test pairs.
-NUMBERS: tuple[tuple[str, Any], ...] = (("hidden", 32), ("limit", 600), ("tests", 10_000))
-# task, epochs, examples per batch, learning rates, options
-Options = tuple[tuple[str, Any], ...]
-LANGUAGE_SCALES: dict[str, tuple[str, int, int, tuple[float, ...], Options]] = {
-    "embedded": (
-        "text-characters", 8, 32, (0.03, 0.1, 0.3, 1.0),
-        (("hidden", 32), ("layers", 4), ("limit", 1000)),
-    ),
-    "fetched": ("bible-characters", 2, 32, (0.7, 2.0, 6.0), (("hidden", 128), ("layers", 2))),
-}  # fmt: skip
-
-TRANSLATION_SCALES: dict[str, tuple[str, int, int, Options]] = {
-    "embedded": ("number-words", 15, 32, NUMBERS),
-    "fetched": (
-        "catalogues", 4, 64,
-        (("hidden", 64), ("layers", 1), ("vocabulary", 4000), ("limit", 20_000)),
-    ),
-}  # fmt: skip
-
-# label, column of the paper's figure, optimizer; the paper's own has the recurrent
-# modules alone in path space
-LANGUAGE_ARMS = (
-    ("G-SGD", "G-SGD", "recurrent-gsgd"),
-    ("G-SGD on all weights", "G-SGD", "gsgd"),
-    ("SGD", "SGD", "sgd"),
-    ("Path-SGD", "Path-SGD", "recurrent-path-sgd"),
-)
-
-
 def language(setting: Setting) -> Record:
     """A stacked ReLU RNN on text, with G-SGD, SGD and Path-SGD."""
-    cells, show = table_cells("path-space-figure-4"), Show("bits per character", 1.0, ".3f")
-    if setting.scale == "full":
-        claims = [
-            (f"{data}: G-SGD needs fewer bits than {other}", (data, "G-SGD"), (data, other))
-            for data in dict.fromkeys(row for row, _ in cells)
-            for other in ("SGD", "Path-SGD")
-        ]
-        contest = of_table("path-space-figure-4", setting, claims)
-        return hold(setting, **contest, name="language", show=show)[0]
-    task, epochs, batch, rates, options = LANGUAGE_SCALES[setting.scale]
-    base = Trial(
-        task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options
-    )
-    if setting.scale == "fetched":
-        base = replace(base, schedule="linear", clip=1.0)
-    pairs = [
-        (cells["PTB-c", column], Arm(label, replace(base, optimizer=kind), rates))
-        for label, column, kind in LANGUAGE_ARMS
-    ]
-    duels = [
-        PairedComparison(f"{first} needs fewer bits per character than {second}", first, second)
-        for first, second in (
-            ("G-SGD", "SGD"),
-            ("G-SGD", "Path-SGD"),
-            ("G-SGD on all weights", "SGD"),
-        )
-    ]
-    return hold(setting, pairs, duels, name="language", show=show)[0]
+    show = Show("bits per character", 1.0, ".3f")
+    return run_comparison("language", setting, show=show)[0]
 
 
 def translation(setting: Setting) -> Record:
     """A transformer that translates, and the efficiency of its chain."""
-    cells, quick = table_cells("markov-chain-table-1"), "WMT-16 EN/DE (Q)"
-    plain, penal = columns = "transformer", "Markov chain"
-    less = "the penal connection errs less"
-    if setting.scale == "full":
-        claims = [
-            (f"{row}: {less}", (row, penal), (row, plain))
-            for row in dict.fromkeys(row for row, _ in cells)
-        ]
-        contest = of_table("markov-chain-table-1", setting, claims, lambda cell: cell.error)
-        pairs, duels, remarks = contest["pairs"], contest["duels"], contest["remarks"]
-    else:
-        task, epochs, batch, options = TRANSLATION_SCALES[setting.scale]
-        base = Trial(task, "adam", 0, 0, setting.budget(epochs), batch, options=options)
-        if setting.scale == "fetched":
-            base = replace(base, schedule="linear")
-        rates = (0.001, 0.002, 0.005, 0.01)
-        pairs = [
-            (cells[quick, label], Arm(label, replace(base, tau=tau), rates))
-            for label, tau in zip(columns, (0.0, TAU), strict=True)
-        ]
-        printed = cells[quick, penal].error, cells[quick, plain].error
-        duels, remarks = [PairedComparison(less, penal, plain, printed)], ()
-    record, by = hold(
+    record, by, duels = run_comparison(
+        "translation",
         setting,
-        [(cell, replace(arm, base=replace(arm.base, efficiency=True))) for cell, arm in pairs],
-        # (they decide on the number of seeds, and are judged below together with the efficiency)
-        duels,
-        name="translation",
-        remarks=remarks,
+        lambda arm: replace(arm, base=replace(arm.base, efficiency=True)),
+        # (claims decide on the number of seeds, and are judged below together with the efficiency)
         figures={"observed": OBSERVED},
     )
     final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
     judgements = []
     for duel in duels:
-        row, ours, rival = duel.statement.removesuffix(less), by[duel.ours], by[duel.rival]
+        row = duel.statement.removesuffix("the penal connection errs less")
+        ours, rival = by[duel.ours], by[duel.rival]
         bars = setting.bars(rival.arm.base.task, rival.arm.base.options)
         # (the curve begins before the first epoch)
         curves = [outcome.efficiencies[1:] for outcome in rival.outcomes]

@@ -106,10 +106,10 @@ def experiment(
     name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
 ) -> Experiment:
     """Return the experiment of this name."""
-    known = {
-        key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__
-    }
-    return Experiment(name=name, run=run, draw=draw, **{"needs": "", **known})
+    entry = texts()[name]
+    known = {key: value for key, value in entry.items() if key in Experiment.__dataclass_fields__}
+    usual = {"needs": "", "fetched": "fetched" in entry.get("runs", {})}
+    return Experiment(name=name, run=run, draw=draw, **{**usual, **known})
 
 
 Runner = Callable[[Sequence[Trial]], list[Outcome]]

@@ -52,9 +52,12 @@ class Cell:
     note: str = ""
 
     @property
-    def error(self) -> float:
-        """The error in percent, where an accuracy is what is printed last."""
-        return round(100 - float(re.findall(r"\d+\.?\d*", self.printed)[-1]), 6)
+    def error(self) -> float | None:
+        """The error in percent, as it is printed or as an accuracy leaves it."""
+        figures = re.findall(r"\d+\.?\d*", self.printed)
+        if "accuracy" in self.metric:
+            return round(100 - float(figures[-1]), 6)
+        return float(figures[0]) if figures else None
 
     def value(self, key: str) -> Any:
         """Return what the paper says of a field, or what this library takes there."""
