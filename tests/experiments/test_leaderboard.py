@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from pathspace import InputError
+from pathspace.shown import plain
 from pathspace.training.experiments.json_lines import append_lines, read_lines
 from pathspace.training.experiments.reproduce import (
     Setting,
@@ -350,7 +351,7 @@ def test_lines_of_older_journals_say_before_them_what_computed_them(tmp_path: Pa
     places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
     result = Result(1.0, math.nan, 0.5, False, "", 0.0)
-    lines = [{"run": asdict(run), "data": run.data, "result": result.to_dict()} for run in runs]
+    lines = [{"run": asdict(run), "data": run.data, "result": plain(asdict(result))} for run in runs]
     lines[2:2] = [{"computed": places[1]}]
     append_lines(path, [{"computed": places[0]}, *lines])
     cache = TrialCache(None, path)

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -101,7 +101,7 @@ def test_a_trial_repeats_itself_and_looks_at_the_test_split_only_when_told() -> 
     assert len(looked.test_parts) == PARTS == 20 and np.mean(looked.test_parts) == pytest.approx(
         looked.test_metric
     )
-    assert Outcome.from_dict(json.loads(json.dumps(looked.to_dict()))) == looked
+    assert Outcome.from_dict(json.loads(json.dumps(asdict(looked)))) == looked
 
 
 def test_every_field_of_a_trial_is_in_its_name() -> None:
@@ -420,7 +420,7 @@ def test_correction_is_holms() -> None:
 def test_rule_of_the_verdict(values: list[float], printed: float | None, verdict: str) -> None:
     (claim,) = judge([positive("x", values, printed)])
     assert claim.verdict == verdict
-    again = judge([Claim.from_dict(claim.to_dict())])[0]
+    again = judge([Claim.from_dict(judged([claim])[0])])[0]
     assert (again.verdict, again.needed) == (claim.verdict, claim.needed)
 
 

@@ -16,11 +16,8 @@ MARGIN = 4
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Shift each image by up to four pixels, with zeros at the border, and
-    mirror half of the images.
-
-    Reference:
-        He et al., Deep residual learning for image recognition, section 4.2.
+    """Shift each image by up to four pixels, with zeros at the border, and mirror half of the
+    images (He et al., Deep residual learning for image recognition, section 4.2).
     """
     if images.dim() != 4:
         raise InputError(

@@ -1,7 +1,5 @@
-"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``.
-
-Torch and the tasks are imported inside the commands, so that the help of the
-command line answers at once.
+"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``. Torch and
+the tasks are imported inside them, so that help answers at once.
 """
 
 from __future__ import annotations

@@ -109,10 +109,8 @@ def given(task: str, data: str | None, name: str) -> Path:
 
 
 def bible_text(path: Path) -> str:
-    """Read the text in the format of Debian's package: windows of 64 KiB, each
-    packed like ``compress`` does.
-
-    The file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
+    """Read the text of Debian's package: windows of 64 KiB, each packed like ``compress`` does. The
+    file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
     big-endian); the three bytes that begin the first window stand for all.
     """
     content = path.read_bytes()

@@ -32,11 +32,8 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's
-    distribution of ``n - 1`` degrees.
-
-    The values should be independent and nearly normal. With three values ``t`` is 4.30, so that
-    such an interval is wide.
+    """Return ``mean ± t s / sqrt(n)``, with Student's ``t`` of ``n - 1`` degrees: 4.30 for three
+    values.
     """
     count = len(values)
     if count == 0:

@@ -30,8 +30,8 @@ UNFIT = ("LBFGS", "SparseAdam")
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer that users choose by name: what makes it from model, learning rate, skeleton and
-    example inputs; default rate and start; default weight decay, ``None`` where it has none.
+    """An optimizer that users choose by name: what makes it from model, rate, skeleton and example
+    inputs; default rate and start; default weight decay, ``None`` where it has none.
     """
 
     make: Callable[[nn.Module, float, Skeleton | None, tuple[Tensor, ...]], torch.optim.Optimizer]
@@ -101,18 +101,12 @@ def optimizer_kind(name: str) -> OptimizerKind:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is initialised and optimised.
+    """How a model is initialised and optimised; ``None`` takes the optimizer's own default.
 
     The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``,
-    as large as 1e13 with common initialisations; ``init="unit-skeleton"`` sets every skeleton
-    weight to +1 or -1, so that every multiplier is 1. It changes the initial function, so a fair
-    comparison starts other optimizers there, too.
-
-    ``None`` takes the optimizer's own default. ``decay`` is of path values for optimizers on those;
-    ``seed`` is of the model, and of the skeleton of the rule ``"random"``.
-
-    Raises:
-        InputError: a name is unknown, a number out of range, or the optimizer has no weight decay.
+    as large as 1e13 with common initialisations. With ``init="unit-skeleton"`` skeleton weights are
+    +1 or -1 and multipliers 1: another initial function, from which a fair comparison starts
+    others, too. ``decay`` is of path values for optimizers on those.
 
     Example:
         >>> Recipe("sgd", lr=0.1).settings()

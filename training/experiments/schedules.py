@@ -12,11 +12,9 @@ NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT .
 
 
 def schedule(name: str) -> Factor | None:
-    """Return the factor of every learning rate, as a function of the completed share of the run.
-
-    ``linear`` goes to zero, ``cosine`` is half a cosine to zero; each, and ``constant``, may have
-    the share of a warm-up from zero, such as ``cosine 0.1``. ``inverse-root 0.1`` is a warm-up and
-    then the inverse root of the steps; ``drops 0.5 0.75`` divides by ten there.
+    """Return the factor of every learning rate, as a function of the completed share of the run:
+    linear to zero, half a cosine to zero, or the inverse root of the steps, after a warm-up of the
+    share ``W``; ``drops 0.5 0.75`` divides by ten there.
     """
     kind, *words = name.split() or [""]
     try:

@@ -44,10 +44,9 @@ class Split:
 class Task:
     """A learning problem: data, model, loss and metric.
 
-    The validation split chooses settings and gives no gradients; the test split is evaluated once,
-    after all choices. ``make_model`` maps a seed to a newly initialised model, always the same.
-    ``loss`` and ``metric`` map outputs and targets to a mean over the batch; a lower metric is
-    better, and a run with a final validation metric above ``hopeless`` counts as failed.
+    The validation split chooses settings; the test split is evaluated once, after all choices.
+    ``make_model`` maps a seed to a new model. ``loss`` and ``metric`` are means over the batch; a
+    lower metric is better, and a run that ends above ``hopeless`` counts as failed.
     """
 
     name: str

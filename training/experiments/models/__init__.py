@@ -1,7 +1,5 @@
-"""The models of the papers and of the leaderboard, and two examples.
-
-The examples return ``(model, example_args)``. They are targets one can type, for example
-``pathspace verify pathspace.training.experiments.models:residual_cnn``.
+"""The models of the papers and of the leaderboard, and two examples ``(model, example_args)`` for
+the command line, such as ``pathspace verify pathspace.training.experiments.models:residual_cnn``.
 
 Example:
     >>> model, inputs = stacked_rnn()

@@ -40,13 +40,9 @@ class ResidualCNN(nn.Module):
 
 class Toy(nn.Module):
     """``y = w relu(x_2)``, ``x_2 = x_1 + B relu(x_1)``, ``x_1 = A x``: three linear layers 2-4-4-1
-    without biases, 8 + 16 + 4 = 28 parameters; without ``skip``, ``x_2 = B relu(x_1)``.
-
-    The paper fixes the number of layers and of parameters but not the widths. This is the one
-    choice whose middle layer can carry an identity skip.
-
-    Reference:
-        Rethinking skip connection model as a learnable Markov chain, Figure 2(b).
+    without biases, 8 + 16 + 4 = 28 parameters; without ``skip``, ``x_2 = B relu(x_1)``. The paper
+    fixes the numbers of layers and parameters; of all widths, these have a middle layer with an
+    identity skip.
     """
 
     def __init__(self, skip: bool = True) -> None:

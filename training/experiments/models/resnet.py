@@ -47,10 +47,9 @@ class Rectifier(nn.Module):
 class ResNetBlock(nn.Module):
     """``relu(skip(x) + branch(x))``, a branch of two or three convolutions with batch norm.
 
-    A ``deep`` block has three convolutions, of which the second has the stride, in place of two of
-    3 x 3. Where the shape changes the skip is a convolution of 1 x 1 (``project``, option B of the
-    original paper); otherwise it takes every second pixel and pads the new channels with zeros
-    (option A). ``scale`` is the first value of a learned factor for each channel of the branch
+    A ``deep`` block has three, of which the second has the stride. Where the shape changes the skip
+    is a convolution of 1 x 1 (``project``), or takes every second pixel and pads the new channels
+    with zeros. ``scale`` is the first value of a learned factor for each channel of the branch
     (LayerScale), ``drop`` the share of the samples whose branch is dropped in a training step
     (stochastic depth).
     """
@@ -134,11 +133,8 @@ class ResNet(nn.Module):
 
 
 class CifarResNet(ResNet):
-    """The network of ``6 n + 2`` layers for small images; ``more`` are settings of its blocks.
-
-    Reference:
-        He et al., Deep residual learning for image recognition, section 4.2; Learnable
-        Markov chain paper, Table 3.
+    """The network of ``6 n + 2`` layers for small images (He et al., Deep residual learning for
+    image recognition, section 4.2); ``more`` are settings of its blocks.
     """
 
     def __init__(
@@ -154,12 +150,8 @@ class CifarResNet(ResNet):
 
 
 class DeepResNet(ResNet):
-    """The network of 18 to 152 layers for large images; with ``small``, for images of 32 pixels,
-    the stem has a kernel of 3 x 3 and halves nothing, in place of 7 x 7 and two halvings.
-
-    Reference:
-        He et al., Deep residual learning for image recognition, Table 1; Learnable Markov chain
-        paper, Tables 2 and 3.
+    """The network of 18 to 152 layers for large images (He et al., Table 1); with ``small``, for
+    images of 32 pixels, the stem has a kernel of 3 x 3 and halves nothing.
     """
 
     def __init__(

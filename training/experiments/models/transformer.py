@@ -113,10 +113,8 @@ class Scores(nn.Module):
 
 def swin(width: int = 96, layers: int = 24, outputs: int = 1000) -> nn.Module:
     """Return a Swin transformer of four stages for images of 224 x 224, with patches of 4 x 4 and
-    windows of 7 x 7 of them.
-
-    Reference:
-        Liu et al., Swin transformer, section 3.3; Learnable Markov chain paper, Table 2.
+    windows of 7 x 7 of them, as the library transformers has it (Liu et al., Swin transformer,
+    section 3.3).
     """
     try:
         from transformers import SwinConfig, SwinForImageClassification

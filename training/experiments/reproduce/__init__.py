@@ -1,9 +1,5 @@
-"""The papers' tables and figures rerun: ``pathspace reproduce NAME``.
-
-An experiment trains ``Trial`` s through a resumable ``TrialCache``
-(`trial_cache`), by the protocol of
-:mod:`~pathspace.training.experiments.reproduce.tuning`; verdicts follow Holm's rule
-(:mod:`~pathspace.training.experiments.reproduce.holm`); the page is written from the records alone.
+"""The papers' tables and figures rerun: ``pathspace reproduce NAME``; the page is written from
+records alone.
 """
 
 from . import convolutions, leaderboard, sequences, timing, toys

@@ -37,8 +37,7 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     """Return the test metrics of the baselines for a task, simple and published; lower is better.
 
     Logistic regression on the whole input where there are classes; where every token is followed by
-    the next, the table of pairs of tokens, each counted once more than it occurs. For translations
-    that table knows the target words only.
+    the next, the table of pairs of tokens, for translations that of the target words.
     """
     return _simple(task_data(name, options)) | published(name, options)
 

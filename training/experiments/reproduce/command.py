@@ -57,9 +57,7 @@ def run_reproduction(
     cluster: str | None = None,
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the
-    folder ``out``; or write one of :data:`PAGES`, which has no record.
-
-    The other arguments are the options of ``pathspace reproduce``.
+    folder ``out``; or write one of :data:`PAGES`. The other arguments are options of the command.
     """
     folder = Path(out)
     if name in PAGES:

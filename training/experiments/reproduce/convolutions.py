@@ -1,7 +1,5 @@
-"""``image``, ``depth``, ``rcnn`` and ``regularisers``: convolutional networks on small images.
-
-The Markov-chain paper's Tables 2 and 3 (penal connection or not), the path-space paper's Table 2
-(G-SGD or SGD), and whether the penal connection does more than what people use already.
+"""``image``, ``depth``, ``rcnn`` and ``regularisers``: convolutional networks on small images
+(Markov-chain paper, Tables 2 and 3; path-space paper, Table 2).
 """
 
 from __future__ import annotations

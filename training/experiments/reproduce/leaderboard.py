@@ -1,7 +1,6 @@
-"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons.
-
-The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and
-better where the start was rescaled? Then come all other contenders.
+"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons. Is AdamW
+in the canonical gauge as good as AdamW from default starts, and better where the start was
+rescaled?
 """
 
 from __future__ import annotations
@@ -137,9 +136,9 @@ def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
     A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
-    fails; another seed tries the best three: the rate is that of the least mean validation loss.
-    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
-    claim needs; if these spread more than the pilot's, their spread says how many more.
+    fails; another seed tries the best three. With ``setting.by_power``, pilot seeds at that rate
+    say how many fresh seeds each pair of a claim needs; if these spread more, their spread says how
+    many more.
     """
     tried, best = search(chosen, setting)
 
@@ -233,10 +232,8 @@ def seeds_by_power(
     """How many seeds decide each pair of a claim with a probability of 80 %.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger. The
-    spread is that of the pilot's entries, or of the first fresh seeds: no number is below theirs.
-
-    Source:
-        Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
+    spread is that of the pilot's entries, or of the first fresh seeds (an internal pilot study,
+    Wittes and Brittain, 1990): no number is below theirs.
     """
     counts: dict[Case, int] = {}
     families = Counter(family for family, *_ in pairs())
@@ -253,11 +250,9 @@ def seeds_by_power(
 
 
 def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
-    """The claims on trial, in families that are corrected apart: the question, what it
-    presumes twice, all others.
-
-    A claim decides nothing where neither contender beats the linear model: where both 95 %
-    intervals reach its mean.
+    """The claims on trial, in families that are corrected apart: the question, what it presumes
+    twice, all others. A claim decides nothing where both 95 % intervals reach the linear model's
+    mean.
     """
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():

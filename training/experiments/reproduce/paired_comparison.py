@@ -124,10 +124,7 @@ def hold(
     by_task: bool = False,
 ) -> tuple[Record, dict[str, Measured]]:
     """Tune and test the arms, judge the duels and fill the record; return it with the measured arms
-    by name.
-
-    Each arm stands after the paper's recipe that it stands for. ``paper``, ``remarks`` and
-    ``figures`` (fields) are what the experiment's texts do not have. With ``by_task``, arms of
+    by name. Each arm stands after the paper's recipe that it stands for. With ``by_task``, arms of
     several tasks share labels: they are named ``task: label``, and each task has its own part of
     the table.
     """

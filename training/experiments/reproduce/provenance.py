@@ -1,9 +1,8 @@
 """The provenance of a result, and the data that it is known by.
 
-Settings and a digest of the data are a run's key: other labels make another run. Commit, processor
-and libraries stand beside its result and are not part of the key, so that a result is found after a
-change of the code. Sums of floating-point numbers are taken in another order elsewhere: runs of
-one seed on two processors end apart, by about as much as two seeds do.
+Settings and a digest of the data are a run's key. Commit, processor and libraries stand beside its
+result, which is found after a change of the code. On another processor sums are taken in another
+order: runs of one seed end apart there, by about as much as two seeds do.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters
-(Figure 2(b)) and its Figure 5.
-
-Many networks are trained side by side as one tensor program: network n is a ``Toy`` with
-its own weights, learning rate, penal strength and data, and the sum of all losses gives
-each the gradient of its own.
+"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters (Figure 2(b)) and its
+Figure 5. Many networks are trained side by side as one tensor program: network n is a ``Toy`` with
+its own weights, rate, penal strength and data, and the sum of all losses gives each its own
+gradient.
 """
 
 from __future__ import annotations

@@ -154,11 +154,8 @@ def run_all(
     elsewhere: Executor | None = None,
 ) -> list[Any]:
     """Run every trial that the cache does not know, in so many processes of one thread each or
-    ``elsewhere``, and return all outcomes in order.
-
-    Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
-    progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
-    called after each, known ones included.
+    ``elsewhere``, and return all outcomes in order. Equal trials are run once; ``done`` is called
+    after each, known ones included.
     """
     if jobs < 1:
         raise InputError(

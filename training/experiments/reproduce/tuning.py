@@ -1,8 +1,5 @@
-"""The protocol of all arms of an experiment: tune on validation data, then test with new seeds.
-
-The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with
-other seeds, which had no part in the choice, are evaluated on the test split. Grid, budget and
-seeds are the same for all arms.
+"""The protocol of all arms: learning rates are chosen on validation data with tuning seeds; runs
+with other seeds, which had no part in the choice, are evaluated on the test split.
 """
 
 from __future__ import annotations
@@ -259,9 +256,8 @@ def versus(
 ) -> Claim:
     """Test the claim "this arm's test metric is lower than that one's".
 
-    A run that diverged counts with the metric that the task calls hopeless. ``bars`` are the test
-    metrics of simple means and of published networks: an arm that is no better than one of them
-    decides nothing, but for those that are shown only.
+    A run that diverged counts with the metric that the task calls hopeless. An arm that is no
+    better than one of ``bars`` (simple means, published networks) decides nothing.
     """
     whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
     failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless

@@ -1,9 +1,5 @@
-"""Handwritten digits read step by step: ``digits-rows`` (8 steps), ``digits-pixels``
-(64), each also permuted.
-
-The sequential image task of the path-space paper at a size that trains in seconds on one
-core: the 1797 digits that come with scikit-learn (8 x 8 pixels) in place of MNIST (28 x
-28). Nothing is downloaded.
+"""Handwritten digits read step by step: the 1797 digits that come with scikit-learn (8 x 8 pixels)
+in place of MNIST. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -56,11 +52,8 @@ def image_splits() -> tuple[Split, Split, Split]:
 
 
 def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
-    """Cut images into sequences: all pixels in order, or in one fixed random
-    order, ``steps`` equal pieces.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.1.
+    """Cut images into sequences: all pixels in order, or in one fixed random order, ``steps`` equal
+    pieces (path-space paper, appendix A.1).
     """
     pixels = images.flatten(1)
     if permuted:

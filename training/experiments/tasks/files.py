@@ -52,11 +52,7 @@ def read_bytes(path: Path, hint: str) -> bytes:
 
 
 def read_idx(path: Path, hint: str) -> np.ndarray:
-    """Read an idx file: two zero bytes, element type, number of axes, their lengths, the numbers.
-
-    Reference:
-        The format as described beside the MNIST database.
-    """
+    """Read an idx file: two zero bytes, type, number of axes, their lengths, the numbers."""
     data = read_bytes(path, hint)
     try:
         zeros, kind, start = data[:2], np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]

@@ -1,7 +1,5 @@
-"""``imagenet``: photographs of 1000 classes in a folder of the user, ``--data DIR``.
-
-1.28 million images do not fit in memory. They stay in files of numpy, which the system maps, so
-that a batch costs what it holds.
+"""``imagenet``: photographs of 1000 classes in a folder of the user. 1.28 million images do not fit
+in memory: they stay in files of numpy, which the system maps.
 """
 
 from __future__ import annotations

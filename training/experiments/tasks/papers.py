@@ -1,8 +1,5 @@
-"""Tasks with the papers' own data in a folder of the user, ``--data DIR``.
-
-``mnist-28``, ``mnist-98`` and both permuted, ``cifar10``, ``cifar100``, ``ptb``,
-``ptb-characters``, ``wikitext-2``, ``enwik8``, ``wmt16``. Nothing is downloaded; a missing file is
-one sentence with the place to get it.
+"""Tasks with the papers' own data in a folder of the user, ``--data DIR``. Nothing is downloaded; a
+missing file is one sentence with the place to get it.
 """
 
 from __future__ import annotations
@@ -182,12 +179,8 @@ def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | N
     """Build the task: the next character of Wikipedia, one of 27: a to z and the blank; 90 % to
     train, 5 % each to choose and test.
 
-    The paper has 100 million characters of these 27. That describes the file ``text8``, which is
-    read if it is there; of the file ``enwik8``, capitals become small letters, and every run of
-    other bytes a blank, so that it has fewer.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.2.
+    The paper's numbers describe the file ``text8``, which is read if it is there; of the file
+    ``enwik8``, capitals become small letters, and every run of other bytes a blank.
     """
     file = find(own_folder("enwik8", data, ENWIK8), ("text8", "enwik8"), ENWIK8)
     content = re.sub(rb"[^a-z]+", b" ", read_bytes(file, ENWIK8).lower())

@@ -1,7 +1,5 @@
-"""``text-characters``: the next character of real English text, which every Python brings along.
-
-The text is Python's own documentation of its language, the topics that ``help()`` prints; they
-differ a little between versions of Python, and so do figures. Nothing is downloaded.
+"""``text-characters``: the next character of Python's own documentation, the topics that ``help()``
+prints; they differ a little between versions of Python, and so do figures.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""``number-words``: English numerals in words, translated into German.
-
-The pairs follow the rules of both languages: "four hundred twenty-three" and
-"vierhundertdreiundzwanzig". They are exact, there are as many as one wants, and the task is a real
-one: words merge, and units come before tens. :mod:`pathspace.training.experiments.tasks.catalogue`
-reads messages of programs.
+"""``number-words``, English numerals in words, and ``catalogues``, messages of many programs, both
+translated into German. Numerals follow the rules of both languages, so that there are as many exact
+pairs as one wants; messages are in gettext catalogues, which ``pathspace data fetch`` brings.
 """
 
 from __future__ import annotations

@@ -82,11 +82,8 @@ def _unless(value: Any, plain: Sequence[Any]) -> Any:
 
 def settled(cell: Cell, data: Path | str | None = None) -> Cell:
     """Return a cell with a number in place of the original transformer's learning rate, which
-    follows from the width and the steps of the warm-up; without a folder there are as many training
-    pairs as in the news of WMT-16.
-
-    Reference:
-        Vaswani et al., Attention is all you need, section 5.3.
+    follows from the width and the steps of the warm-up (Vaswani et al., section 5.3); without a
+    folder there are as many training pairs as in the news of WMT-16.
     """
     if cell.recipe["rates"] != ORIGINAL_RATE:
         return cell
