@@ -351,7 +351,8 @@ def test_lines_of_older_journals_say_before_them_what_computed_them(tmp_path: Pa
     places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
     result = Result(1.0, math.nan, 0.5, False, "", 0.0)
-    lines = [{"run": asdict(run), "data": run.data, "result": plain(asdict(result))} for run in runs]
+    told = plain(asdict(result))
+    lines = [{"run": asdict(run), "data": run.data, "result": told} for run in runs]
     lines[2:2] = [{"computed": places[1]}]
     append_lines(path, [{"computed": places[0]}, *lines])
     cache = TrialCache(None, path)

@@ -165,7 +165,6 @@ def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built
 
 
 def _columns(first: str, *others: str) -> Table:
-    """A table of names, and of numbers beside them."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column(first, no_wrap=True)
     for header in others:

@@ -147,7 +147,6 @@ def _result(training: Training, score: Score | None, best: bool) -> dict[str, An
 
 
 def _table(task: Task, result: Mapping[str, Any]) -> Table:
-    """Return what the JSON tells, as a table."""
     title = f"{task.name} with {result['settings']['optimizer']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_row("task", task.description)

@@ -59,7 +59,6 @@ def _simple(task: Task) -> dict[str, float]:
 
 
 def _bigrams(task: Task) -> float:
-    """The metric of a table of pairs: a target token and the one before it."""
     length = task.train.targets.shape[1]
     with torch.no_grad():
         size = task.make_model(0)(task.test.inputs[:1]).shape[-1]

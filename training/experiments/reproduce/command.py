@@ -160,13 +160,11 @@ def _write_statements(folder: Path) -> list[Judged]:
 
 
 def _write_claims(folder: Path, console: Console) -> None:
-    """Judge every statement of the papers by the records and by the tests."""
     said = in_words(_write_statements(folder))
     console.print(f"Wrote {folder.with_name('claims.md')}: {said}.", highlight=False)
 
 
 def _write_recipes(folder: Path, console: Console) -> None:
-    """Write the page of the papers' recipes."""
     _write(page := folder.with_name("paper-recipes.md"), render_recipes())
     console.print(f"Wrote {page}: {len(load_cells())} cells.", highlight=False)
 
@@ -276,7 +274,6 @@ def _results(record: Record) -> list[object]:
 
 
 def _with_published(ours: Table, today: Table) -> Table:
-    """The table with those published rows that stand today."""
     told = {row[0]: row for row in today.rows if "published: " in row[0]}
     kept = [row for row in ours.rows if "published: " not in row[0] or row[0] in told]
     names = {row[0] for row in kept}

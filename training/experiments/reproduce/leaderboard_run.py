@@ -241,7 +241,6 @@ def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimiz
 
 
 def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Factors of the adapters."""
     named = [*model.named_parameters()]
     up, down = ([p for name, p in named if name.startswith(side)] for side in ("up", "down"))
     return list(zip(up, down, strict=True))

@@ -155,7 +155,6 @@ def _result(test: float | None, curve: Iterable[float | None]) -> tuple[float | 
 
 
 def _setting(run: Figures) -> str:
-    """Return a run's task, network and data."""
     return json.dumps([run["trial"]["task"], run["trial"]["options"]])
 
 
@@ -164,7 +163,6 @@ def _count(runs: list[Figures]) -> str:
 
 
 def _best(runs: list[Figures]) -> str:
-    """Say what the best contender of these runs erred."""
     arms = defaultdict(list)
     for run in runs:
         trial = run["trial"]

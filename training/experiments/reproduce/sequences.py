@@ -102,7 +102,6 @@ def _arms(task: str, data: str, setting: Setting) -> list[tuple[Cell, Arm]]:
 
 
 def _recipe(data: str, label: str) -> Cell:
-    """Return the paper's recipe for an arm on one of the paper's data sets."""
     name = label.partition(",")[0]
     return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[data, name]
 

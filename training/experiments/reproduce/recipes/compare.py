@@ -266,7 +266,6 @@ def _translation(task: str, options: Mapping[str, Any]) -> Description:
 
 
 def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
-    """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
     if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):

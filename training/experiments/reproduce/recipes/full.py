@@ -94,7 +94,6 @@ def settled(cell: Cell, data: Path | str | None = None) -> Cell:
 
 @cache
 def _pairs(data: Path | str | None) -> int:
-    """Count the pairs of sentences to train on."""
     if data is None:
         return WMT_PAIRS
     return len(read_text(find(Path(data), ("train.en",), WMT), WMT).splitlines())
@@ -182,7 +181,6 @@ def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
 
 
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
-    """Return the options of the task that the recipe fixes."""
     task = cell.ours["task"]
     known, model = task_options(task), cell.value("model")
     networks = {str(said["model"]): network for network, said in NETWORKS.items()}

@@ -56,7 +56,6 @@ def _several(values: Iterable[Any]) -> str:
 
 
 def _differ(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
-    """Say where the full scale differs from what the paper says."""
     # as many seeds as the paper has, where it says so
     said = next(iter(cells.values())).recipe["seeds"]
     seeds = SEEDS if said == UNSAID else tuple(range(said))
