@@ -857,7 +857,7 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     [
         (
             ["reproduce", "toy", "--scale", "fetched"],
-            "Experiment 'toy' has no setting for fetched data",
+            "Experiment 'toy' has no --scale fetched",
         ),
         (
             ["reproduce", "table-9"],

@@ -165,24 +165,19 @@ def compared_after_changes_of_channels(name: str, left: float) -> Comparison:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
-)
+LARGE = ("antiberty", "efficientnet-lite0")
+SMALL = ("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
+
+
+@pytest.mark.parametrize("name", params(*SMALL, *LARGE))
 def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
-    assert compared_after_changes_of_channels(name, left=0.8).same
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", params("antiberty", "efficientnet-lite0"))
-def test_channels_of_large_networks(name: str) -> None:
-    found = compared_after_changes_of_channels(name, left=0.6)
-    assert found.distance <= SAME
+    found = compared_after_changes_of_channels(name, left=0.6 if name in LARGE else 0.8)
+    if name not in LARGE:
+        assert found.same
     # (running variances near 0 lose digits, as their eps does not scale)
-    assert all("running_var" in tensor for tensor in found.differ)
+    assert found.distance <= SAME and all("running_var" in tensor for tensor in found.differ)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_norms_are_folded_and_bounds_lifted(name: str) -> None:
@@ -211,7 +206,6 @@ PURPOSES = (
 )
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "silero-vad"))
 def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
@@ -233,7 +227,6 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
     assert change(wanted, subject.outputs(moved)) <= (0.0 if exact else SAME)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet"))
 def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
@@ -276,7 +269,6 @@ def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
         assert change(before, after) <= STANDS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
 )
@@ -288,14 +280,6 @@ def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
     verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
     assert verdict.accepted and verdict.compared == "outputs"
     assert verdict.units == found.units and verdict.dimension == found.dimension
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_running_variances_of_trained_networks_are_no_reason_to_reject_a_proof(name: str) -> None:
-    subject = subject_of(name)
-    verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
-    assert verdict.accepted and verdict.compared == "outputs", verdict.reason
 
 
 @pytest.mark.parametrize("name", params("mtcnn-pnet", "silero-vad", "efficientnet-lite0"))
@@ -351,7 +335,6 @@ def test_path_norms_do_not_see_the_gauge(name: str) -> None:
 UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params(*UNTIL))
 def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:

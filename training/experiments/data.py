@@ -80,18 +80,19 @@ def fetch(name: str, folder: Path | None = None) -> Path:
         _run(["apt-get", "download", *wanted.debian], temporary, wanted)
         for archive in Path(temporary).glob("*.deb"):
             _run(["dpkg-deb", "-x", str(archive), str(unpacked)], temporary, wanted)
-        for package, files in wanted.debian.items():
-            for path, digest in files.items():
-                found = digest_of(unpacked / path)
-                if found != digest:
-                    raise InputError(
-                        f"The file '{path}' of the package {package} has the digest"
-                        f" {found or 'of no file'}, expected {digest}; its contents have changed,"
-                        " so figures would not be comparable: to use it all the same, give its"
-                        " folder with --data DIR."
-                    )
-        for path in (path for files in wanted.debian.values() for path in files):
-            shutil.copyfile(unpacked / path, folder / Path(path).name)
+        files = [pair for some in wanted.debian.values() for pair in some.items()]
+        paths = [(unpacked / path, digest) for path, digest in files]
+        for path, digest in paths:
+            found = digest_of(path)
+            if found != digest:
+                raise InputError(
+                    f"The file '{path.name}' of {wanted.place} has the digest"
+                    f" {found or 'of no file'}, expected {digest}; its contents have changed,"
+                    " so figures would not be comparable: to use it all the same, give its"
+                    " folder with --data DIR."
+                )
+        for path, _ in paths:
+            shutil.copyfile(path, folder / path.name)
     return folder
 
 
@@ -141,21 +142,19 @@ def digest_of(path: Path) -> str:
 
 
 def _run(command: list[str], folder: str, wanted: Source) -> None:
-    names = list(wanted.debian)
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise InputError(
-            f"The data is in Debian's {', '.join(names)}, and there is no {command[0]} here: unpack"
-            " elsewhere and give the files with --data DIR."
+            f"The data is in {wanted.place}, and there is no {command[0]} here: unpack elsewhere"
+            " and give the files with --data DIR."
         ) from error
     if done.returncode:
         lines = done.stderr.splitlines()
         # (both programs print warnings before the error itself)
         errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or ["no reason"]
         said = " ".join(errors[0].split()).rstrip(".")
-        what = f"package {names[0]}" if len(names) == 1 else f"{len(names)} packages"
         raise InputError(
-            f"{command[0]} could not bring the {what} ({said}); check the network, and run 'apt-get"
-            " update' first."
+            f"{command[0]} could not bring {wanted.place} ({said}); check the network, and run"
+            " 'apt-get update' first."
         )

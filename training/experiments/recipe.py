@@ -66,6 +66,10 @@ def _path_sgd(
     return PathSGD(model.named_parameters(), lr=lr, model=model, example=one, second=False)
 
 
+def _on_part(make: Any) -> Any:
+    return lambda model, lr, _, example: make(model, lr, example)
+
+
 _UNIT: Init = "unit-skeleton"
 OPTIMIZERS = {
     "gsgd": OptimizerKind(partial(_on_paths, GSGD), 0.05, _UNIT, needs_skeleton=True),
@@ -77,12 +81,8 @@ OPTIMIZERS = {
     "momentum": OptimizerKind(partial(_of_torch, torch.optim.SGD, momentum=0.9), 0.02),
     "adam": OptimizerKind(partial(_of_torch, torch.optim.Adam), 0.002),
     "path-sgd": OptimizerKind(_path_sgd, 0.5, _UNIT, None),
-    "recurrent-gsgd": OptimizerKind(
-        lambda model, lr, _, example: recurrent_gsgd(model, lr, example), 0.05, _UNIT
-    ),
-    "recurrent-path-sgd": OptimizerKind(
-        lambda model, lr, _, example: recurrent_path_sgd(model, lr, example), 0.05, _UNIT, None
-    ),
+    "recurrent-gsgd": OptimizerKind(_on_part(recurrent_gsgd), 0.05, _UNIT),
+    "recurrent-path-sgd": OptimizerKind(_on_part(recurrent_path_sgd), 0.05, _UNIT, None),
 }
 
 

@@ -178,18 +178,9 @@ PAGES = {"page": _write_again, "claims": _write_claims, "recipes": _write_recipe
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
     """Refuse a scale that an experiment does not have, and the paper's setting without its data."""
-    what = {"fetched": "setting for fetched data", "full": "paper's own setting"}
-    having = {
-        "embedded": [*EXPERIMENTS],
-        "fetched": [name for name, one in EXPERIMENTS.items() if one.fetched],
-        "full": [name for name, one in EXPERIMENTS.items() if one.needs],
-    }[scale]
     name, needs = experiment.name, experiment.needs
-    if name not in having:
-        raise InputError(
-            f"Experiment '{name}' has no {what[scale]}; leave out --scale {scale}, or take one of:"
-            f" {', '.join(having)}."
-        )
+    if (scale == "full" and not needs) or (scale == "fetched" and not experiment.fetched):
+        raise InputError(f"Experiment '{name}' has no --scale {scale}; leave it out.")
     if scale == "full" and (data is None or not Path(data).is_dir()):
         given = "The" if data is None else f"There is no folder '{data}': the"
         raise InputError(
