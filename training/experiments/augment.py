@@ -16,9 +16,7 @@ MARGIN = 4
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Shift each image by up to four pixels, with zeros at the border, and mirror half of the
-    images (He et al., Deep residual learning for image recognition, section 4.2).
-    """
+    """Shift each image by up to four pixels, zeros at the border; mirror half of the images."""
     if images.dim() != 4:
         raise InputError(
             f"The augmentation crop-flip found examples of shape {tuple(images.shape[1:])},"

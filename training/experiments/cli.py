@@ -99,9 +99,7 @@ def train(
     accumulate: Annotated[
         int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
     ] = 1,
-    hidden: Annotated[
-        int | None, Option(min=1, help="Size of the model; else the task's.")
-    ] = None,
+    hidden: Annotated[int | None, Option(min=1, help="Size of the model; else the task's.")] = None,
     data: DataOption = None,
     tau: Annotated[
         float, Option(min=0, help="Strength of the penal connection; residual models only.")
@@ -213,9 +211,7 @@ def demo(
 
 
 def list_data() -> None:
-    """List the data sets that can be fetched, with their licences, where they come from, and
-    where they are.
-    """
+    """List the data sets that can be fetched: licences, where they come from, where they are."""
     from rich.table import Column, Table
 
     from .data import SOURCES, fetched

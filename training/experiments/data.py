@@ -1,6 +1,4 @@
-"""Data sets in packages of Debian: ``pathspace data fetch NAME`` downloads, checks and unpacks
-them.
-"""
+"""Data sets in packages of Debian: ``pathspace data fetch NAME`` brings, checks, unpacks them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``pathspace demo``: certify, rescale, round and prune models, train from a scrambled start, and
-write a report, in a minute.
-"""
+"""``pathspace demo``: certify, rescale, round, prune and train models, in a minute."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 def run_demo(
     out: str | os.PathLike[str], *, seeds: int = 3, console: Console | None = None
 ) -> bool:
-    """Certify unmodified models, rescale, round and prune a trained one, train from a scrambled
-    start, write masks and a report; on one thread, as the models are small.
-    """
+    """Run all parts of the demo, on one thread, as the models are small."""
     started = time.perf_counter()
     console = console or Console()
     folder = make_folder(out)

@@ -32,9 +32,7 @@ class Interval:
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return ``mean ± t s / sqrt(n)``, with Student's ``t`` of ``n - 1`` degrees: 4.30 for three
-    values.
-    """
+    """Return ``mean ± t s / sqrt(n)``, with Student's ``t`` of ``n - 1`` degrees."""
     count = len(values)
     if count == 0:
         return Interval(math.nan, math.nan, 0)

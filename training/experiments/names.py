@@ -1,6 +1,4 @@
-"""The names of tasks and experiments without an import of torch, so that a wrong
-name is an error at once.
-"""
+"""The names of tasks and experiments without torch: a wrong name is an error at once."""
 
 from __future__ import annotations
 

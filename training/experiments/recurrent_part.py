@@ -18,9 +18,7 @@ from ..path_sgd import PathSGD
 
 
 class RecurrentPart(nn.Module):
-    """The recurrent layers of a model, one stack of ``nn.RNN``, as a network of their own, from the
-    inputs of all steps to all outputs.
-    """
+    """The recurrent layers of a model, one ``nn.RNN``, as a network: all inputs to all outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -12,10 +12,7 @@ NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT .
 
 
 def schedule(name: str) -> Factor | None:
-    """Return the factor of every learning rate, as a function of the completed share of the run:
-    linear to zero, half a cosine to zero, or the inverse root of the steps, after a warm-up of the
-    share ``W``; ``drops 0.5 0.75`` divides by ten there.
-    """
+    """Return the factor of every learning rate, as a function of the completed share of a run."""
     kind, *words = name.split() or [""]
     try:
         shares = [float(word) for word in words]

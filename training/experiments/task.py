@@ -44,9 +44,9 @@ class Split:
 class Task:
     """A learning problem: data, model, loss and metric.
 
-    The validation split chooses settings; the test split is evaluated once, after all choices.
-    ``make_model`` maps a seed to a new model. ``loss`` and ``metric`` are means over the batch; a
-    lower metric is better, and a run that ends above ``hopeless`` counts as failed.
+    The validation split chooses settings; the test split is evaluated once. ``make_model`` maps a
+    seed to a new model. Loss and metric are means over the batch; a lower metric is better, and a
+    run that ends above ``hopeless`` counts as failed.
     """
 
     name: str
@@ -62,10 +62,7 @@ class Task:
 
     @classmethod
     def of(cls, name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:
-        """Return a task whose description, what it is about, ends with the sizes of its splits.
-
-        ``items`` names the examples, and ``more`` are the further fields.
-        """
+        """Return a task whose description ends with the sizes of its splits, of such ``items``."""
         train, valid, test = parts
         sizes = f"{len(train)} training, {len(valid)} validation and {len(test)} test {items}"
         return cls(name, f"{what}; {sizes}", train, valid, test, **more)

@@ -1,4 +1,4 @@
-"""Training on Lightning: a task, its model and its optimizer as one module, and what a run keeps.
+"""Training on Lightning: a task, its model and its optimizer as one module.
 
 Lightning owns loops, devices, processes, early stopping, logs and checkpoints. What is here decides
 the numbers of a run: the order of the examples, weights of unequal passes, means in float64.
@@ -156,10 +156,9 @@ class Training(LightningModule):
         return _loader(split, BatchSampler(rows, EVALUATION_BATCH, drop_last=False))
 
     def rows(self, epoch: int) -> Tensor:
-        """Return the order of the examples in an epoch, counted from 0, later ones later.
-
-        Recorded runs took theirs from a ``DataLoader`` with a ``RandomSampler``, which draw one
-        number and two permutations per epoch: the first permutation is the order.
+        """Return the order of the examples in an epoch, counted from 0, later ones later: as
+        recorded runs had it from a ``DataLoader``, the first of two permutations after one number,
+        per epoch.
         """
         rows = torch.empty(0)
         for _ in range(self._drawn, epoch + 1):
@@ -271,9 +270,7 @@ class Training(LightningModule):
 
 
 class _Passes(Sampler[Tensor]):
-    """The examples of this process in each pass of an epoch, from where Lightning's counters stand
-    when the first is asked for: a resumed run has set them then.
-    """
+    """This process's examples of each pass, from where a resumed epoch's counters stand."""
 
     def __init__(self, run: Training) -> None:
         self.run = run

@@ -101,9 +101,7 @@ class ResNetBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks (widths 1, 2, 4, ... times ``width``; all but the first
-    halve the image) and a linear read-out.
-    """
+    """A stem, stages of blocks (widths 1, 2, 4, ... times ``width``), and a linear read-out."""
 
     def __init__(
         self,
@@ -133,9 +131,7 @@ class ResNet(nn.Module):
 
 
 class CifarResNet(ResNet):
-    """The network of ``6 n + 2`` layers for small images (He et al., Deep residual learning for
-    image recognition, section 4.2); ``more`` are settings of its blocks.
-    """
+    """The network of ``6 n + 2`` layers of He et al. for small images, section 4.2."""
 
     def __init__(
         self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float
@@ -150,9 +146,7 @@ class CifarResNet(ResNet):
 
 
 class DeepResNet(ResNet):
-    """The network of 18 to 152 layers for large images (He et al., Table 1); with ``small``, for
-    images of 32 pixels, the stem has a kernel of 3 x 3 and halves nothing.
-    """
+    """The network of 18 to 152 layers of He et al., Table 1; with ``small``, for 32 pixels."""
 
     def __init__(
         self,

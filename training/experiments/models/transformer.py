@@ -1,6 +1,4 @@
-"""Transformers with norms before the branches: one for small images, and
-one that continues text.
-"""
+"""Transformers with norms before the branches: for images, and one that continues text."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from pathspace.errors import InputError
 
 
 class TransformerBlock(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; ``causal``: positions see only those
-    before them.
-    """
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; ``causal``: none looks ahead."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -39,9 +35,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, a class token, blocks, and a linear read-out of the class token; ``size`` and
-    ``patch`` are heights and widths.
-    """
+    """Patches, a class token, blocks, and a linear read-out of the class token."""
 
     def __init__(
         self,
@@ -71,9 +65,7 @@ class VisionTransformer(nn.Module):
 
 
 class CharacterGPT(nn.Module):
-    """Embeddings of characters and positions, causal blocks, and scores for the next character at
-    every position, of which there are at most ``length``.
-    """
+    """Embeddings, causal blocks, and scores for the next character at every position."""
 
     def __init__(
         self, characters: int, length: int, width: int = 32, heads: int = 2, layers: int = 2

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length,
-    width).
-    """
+    """Return the position codes ``sin(t / 10000^(2i/width))`` and cosines, (length, width)."""
     angles = torch.arange(length)[:, None] * torch.exp(
         -math.log(1e4) * torch.arange(0, width, 2) / width
     )

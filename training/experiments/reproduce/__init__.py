@@ -1,6 +1,4 @@
-"""The papers' tables and figures rerun: ``pathspace reproduce NAME``; the page is written from
-records alone.
-"""
+"""The papers' tables and figures rerun: ``pathspace reproduce NAME``."""
 
 from . import convolutions, leaderboard, sequences, timing, toys
 from .paired_comparison import draw_paired_comparison

@@ -1,6 +1,4 @@
-"""Test metrics of simple baselines and of published networks; a comparison of optimizers needs
-arms that are better than these.
-"""
+"""Test metrics of simple baselines and of published networks, which arms have to beat."""
 
 from __future__ import annotations
 

@@ -56,9 +56,7 @@ def run_reproduction(
     device: str = "cpu",
     cluster: str | None = None,
 ) -> Record | None:
-    """Run one experiment and write its record, its picture and the page of all records in the
-    folder ``out``; or write one of :data:`PAGES`. The other arguments are options of the command.
-    """
+    """Run one experiment and write record, picture and page; or write one of :data:`PAGES`."""
     folder = Path(out)
     if name in PAGES:
         PAGES[name](folder, console)
@@ -215,10 +213,9 @@ def show(record: Record, console: Console) -> None:
 
 
 def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
-    """Return a record with today's list of differences and today's published baselines.
-
-    The experiment is carried out with outcomes from the journal. Where that lacks one, or where
-    the arms end with other figures, the record is of another setting and stays as it is.
+    """Return a record as today's code describes it, from the journal: with today's list of
+    differences and published baselines. Where the journal lacks a run, or arms end with other
+    figures, it stays.
     """
     if not experiment.trials or record.scale != "fetched" or not journal.is_file():
         return record

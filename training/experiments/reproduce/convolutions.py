@@ -1,6 +1,4 @@
-"""``image``, ``depth``, ``rcnn`` and ``regularisers``: convolutional networks on small images
-(Markov-chain paper, Tables 2 and 3; path-space paper, Table 2).
-"""
+"""``image``, ``depth``, ``rcnn`` and ``regularisers``: convolutional networks on small images."""
 
 from __future__ import annotations
 

@@ -56,9 +56,7 @@ FURTHER = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """The results of a contender on a task from a start, one for each of the fresh seeds, at the
-    rate that was chosen; ``edge``: it is the lowest or highest that was tried.
-    """
+    """A contender's results on fresh seeds; ``edge``: the rate is an end of those tried."""
 
     start: str
     task: str

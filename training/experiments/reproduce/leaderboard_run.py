@@ -340,10 +340,8 @@ def run_data(task: str, scale: str) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: losses on validation and test data, and the test error.
-
-    A run fails if a loss stops being finite, if that on validation data ends above where it began,
-    or if the optimizer refuses the network.
+    """The result of a run. It fails if a loss stops being finite, if that on validation data ends
+    above where it began, or if the optimizer refuses the network.
     """
 
     valid: float

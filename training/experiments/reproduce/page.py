@@ -129,11 +129,8 @@ def figures(records: Iterable[Record], journals: Path | None = None) -> Figures:
 
 
 def reported(record: Record, journals: Path) -> tuple[list[Figures], list[Figures]]:
-    """Return the runs of a journal that were evaluated on the test split: those that the record
-    reports, and the others.
-
-    A run is known by its result on the test split and its validation curve; of equal ones, the
-    last is reported.
+    """Return the runs of a journal that looked at the test split: those that the record reports,
+    and the others. Of runs with equal results and curves, the last is reported.
     """
     told = Counter(
         _result(test, curve)

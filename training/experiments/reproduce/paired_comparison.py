@@ -1,6 +1,4 @@
-"""Paired comparisons: all arms are tuned and tested in the same way, and a claim states
-that one has fewer errors.
-"""
+"""Paired comparisons: arms tuned and tested alike; a claim states that one has fewer errors."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from .tuning import Arm, Measured, Setting, measure_enough, versus
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A claim that one arm errs less than another, by their labels; the paper's two figures are in
-    the same order, and lower is better.
-    """
+    """A claim that one arm errs less than another; ``printed`` are the paper's two figures."""
 
     statement: str
     ours: str
@@ -42,9 +38,7 @@ def effect(ours: Cell, rival: Cell) -> tuple[float, float] | None:
 
 
 def base_run(name: str, setting: Setting) -> tuple[Trial, dict[str, Any]]:
-    """Return the run of an experiment at a scale of ours, without its arms, and what else
-    ``experiments.toml`` says of it.
-    """
+    """Return an experiment's run at a scale of ours, without its arms, and what else is said."""
     entry = texts()[name]["runs"][setting.scale]
     told = {"lr": 0.0, "seed": 0, "task": "", "optimizer": "sgd", **entry}
     more = {key: told.pop(key) for key in entry if key not in Trial.__dataclass_fields__}
@@ -95,9 +89,7 @@ def run_comparison(
 
 @dataclass(frozen=True)
 class Show:
-    """The format of an experiment's figures: the name of the metric with its unit, a factor for
-    people, and how ``format`` writes it.
-    """
+    """The format of an experiment's figures: metric with unit, factor, and ``format``'s pattern."""
 
     metric: str
     factor: float = 1.0

@@ -80,9 +80,7 @@ def splits_digest(splits: Iterable[Split]) -> str:
 
 @cache
 def _commit() -> str:
-    """Return the commit of a checkout, with a plus where files differ from it. A process asks once:
-    it computes with the code that it started with.
-    """
+    """Return the commit with which this process began, with a plus where files differ from it."""
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
         return subprocess.run(

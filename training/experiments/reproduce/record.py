@@ -1,6 +1,4 @@
-"""The record of an experiment: what is committed as JSON, and the only source of
-the page and the pictures.
-"""
+"""The record of an experiment: committed as JSON, and the only source of page and pictures."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``race``, ``smnist``, ``language``, ``translation``: networks that read rows, texts and sentences
-(path-space paper, Tables 1 and 7, Figure 4; Markov-chain paper, Table 1 and Figure 4).
-"""
+"""``race``, ``smnist``, ``language``, ``translation``: networks that read rows and texts."""
 
 from __future__ import annotations
 

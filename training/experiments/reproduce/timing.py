@@ -118,10 +118,7 @@ def run(setting: Setting) -> Record:
 def alternate(
     contenders: Mapping[str, Callable[[], float]], most: int = MOST
 ) -> dict[str, list[float]]:
-    """Let contenders take turns until the ratios of their times to the first one's are known to one
-    percent. Other load has the same effect on all of them. The first turn is a warm-up and does not
-    count.
-    """
+    """Let contenders take turns until ratios to the first are known, after one turn to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for measure in contenders.values():
         measure()

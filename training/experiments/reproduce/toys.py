@@ -44,9 +44,7 @@ RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
 class Net(NamedTuple):
-    """One of the networks: seed of its first weights and its points, skip connection (1) or none
-    (0), penal strength against the mean loss of a batch, as the paper's hook has it, and rate.
-    """
+    """One of the networks: seed of weights and points, skip (1 or 0), penal strength, rate."""
 
     seed: int
     skip: float
@@ -110,10 +108,8 @@ def square(count: int, seed: int) -> Tensor:
 def train_toys(
     nets: Sequence[Net], steps: int, look_at: Callable[[Toys], None] | None = None, every: int = 100
 ) -> Toys:
-    """Train networks side by side with SGD on fresh points of the square [-1, 1]^2; those of one
-    seed meet the same points.
-
-    ``look_at`` is called before the first step and after every ``every`` steps.
+    """Train networks side by side with SGD on fresh points of the square; those of one seed meet
+    the same. ``look_at`` is called before the first step and after every ``every`` steps.
     """
     toys = Toys(nets)
     seeds = sorted({net.seed for net in nets})

@@ -92,11 +92,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, with the numbers of the trainer: one per epoch, and those of the test
-    split, ``None`` or empty if nobody looked. The curves of a run that diverged end before that
-    epoch; ``efficiencies`` begin before the first one. ``test_parts`` are of :data:`PARTS` parts of
-    the test split: consecutive items stay together, because neighbours in a text depend on each
-    other.
+    """The outcome of a run: numbers of each epoch, and those of the test split if the trial looked.
+
+    The curves of a run that diverged end before that epoch; ``efficiencies`` begin before the first
+    one. ``test_parts`` are of :data:`PARTS` consecutive parts of the test split, as neighbours may
+    depend on each other.
     """
 
     train_losses: tuple[float, ...]
@@ -189,9 +189,7 @@ def cut(split: Split) -> list[Split]:
 
 
 class EfficiencyProbe(Callback):
-    """Measures ``eps'`` on the same validation examples before a run and after every epoch. The
-    model is traced now, without a penal connection that comes later.
-    """
+    """Measures ``eps'`` before a run and after every epoch, without a penal connection."""
 
     def __init__(self, task: Task, model: Any) -> None:
         self.task, self.model = task, model

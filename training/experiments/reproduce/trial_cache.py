@@ -40,11 +40,10 @@ _TURN = threading.Lock()
 class TrialCache:
     """Outcomes on disk, one JSON file per trial; without a folder they stay in memory.
 
-    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the
-    others; the next one goes on from there. Files that cannot be read are treated as not there. A
-    trial of earlier code is known, until its file and its lines in the journal are deleted; its
-    provenance says what computed it. The journal gets a line for every trial, and knows those that
-    are in it, of several lines of one trial the last.
+    A run that is killed keeps every trial that had ended and the checkpoints of the others. Files
+    that cannot be read are treated as not there. A trial of earlier code is known; its provenance
+    says what computed it. The journal gets a line for every trial, and knows those in it, of
+    several the last.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
@@ -133,9 +132,7 @@ class TrialCache:
 
 
 def journal_lines(journal: Path | None) -> Iterator[dict[str, Any]]:
-    """Read the lines of a journal. In older ones of ``optimizers``, a line before those of another
-    commit or computer says what computed them.
-    """
+    """Read a journal; in older ones a line says what computed those behind it."""
     computed: dict[str, str] = {}
     for line in read_lines(journal) if journal is not None else ():
         computed = line.get("computed", computed)
@@ -197,9 +194,7 @@ def _records(
 
 
 def run_here(trial: Any, key: str, folder: Path | None) -> dict[str, Any]:
-    """The work of another process, which does not get the whole cache; ``key`` is the name of the
-    trial with the data of the machine that asks.
-    """
+    """The work of another process; ``key`` is the trial's name where it was asked for."""
     with _TURN:
         if trial.key != key:
             raise InputError(

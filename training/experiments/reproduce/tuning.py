@@ -1,6 +1,4 @@
-"""The protocol of all arms: learning rates are chosen on validation data with tuning seeds; runs
-with other seeds, which had no part in the choice, are evaluated on the test split.
-"""
+"""The protocol of all arms: rates chosen with tuning seeds, tests with fresh ones."""
 
 from __future__ import annotations
 
@@ -41,12 +39,11 @@ def fresh_seeds(count: int) -> tuple[int, ...]:
 class Setting:
     """The setting of an experiment.
 
-    ``run`` runs trials and returns their outcomes in order; known ones are not run again. The scale
-    is ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full`` for the
-    paper's own setting, with the paper's data in the folder ``data``. With ``by_power``, ``seeds``
-    are the first of those that are reported: their spread says how many there are, at most
-    ``most_seeds``. Budgets are divided by ``shrink``, for tests only. ``bars`` maps a task and its
-    options to what simple means and published networks reach on its test split.
+    ``run`` returns the outcomes of trials. ``scale`` is ``embedded``, ``fetched``, or ``full`` for
+    the paper's own setting, with its data in the folder ``data``. With ``by_power`` the spread of
+    the first ``seeds`` says how many are reported, at most ``most_seeds``. Budgets are divided by
+    ``shrink``, for tests. ``bars`` maps a task and its options to what simple means reach on its
+    test split.
     """
 
     run: Callable[[Sequence[Any]], list[Any]]
@@ -77,13 +74,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper, as ``experiments.toml`` describes it.
-
-    ``minutes`` are those of the embedded scale on one thread; ``needs`` is what ``--scale full``
-    expects in ``--data``, empty where there is no such scale; ``full_seeds`` are those of the
-    paper. ``fetched``: there is a setting for data that ``pathspace data fetch`` brings.
-    ``trials``: it consists of trials, whose journal tells what is reported. ``journal``: a contest
-    of many runs, whose journal in ``--out`` has this name at every scale.
+    """One table or figure of a paper, as ``experiments.toml`` describes it: ``minutes`` are those
+    of the embedded scale, ``needs`` is what the full scale expects in ``--data``, empty where there
+    is none, and ``full_seeds`` are the paper's. Without ``trials`` there is no journal, unless it
+    has a name.
     """
 
     name: str
@@ -114,10 +108,7 @@ Runner = Callable[[Sequence[Trial]], list[Outcome]]
 
 @dataclass(frozen=True)
 class Arm:
-    """One contender: its run, without the learning rate, seed and look at the test split that the
-    protocol sets, and the rates and weight decays it may choose from (none for the decay of
-    ``base``).
-    """
+    """One contender: its run, but for what the protocol sets, and its rates and weight decays."""
 
     label: str
     base: Trial
@@ -132,10 +123,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an arm: its run with the rate and decay that the tuning seeds chose, the mean
-    validation metric of each rate (NaN where a seed diverged), the outcomes of the fresh seeds, and
-    the time of all runs.
-    """
+    """An arm with its chosen rate and decay, each rate's validation metric, and fresh outcomes."""
 
     arm: Arm
     lr: float
@@ -231,10 +219,8 @@ def measure(
 def measure_enough(
     arms: Sequence[Arm], setting: Setting, claims_of: Callable[[list[Measured]], Sequence[Claim]]
 ) -> tuple[list[Measured], tuple[Claim, ...]]:
-    """Tune and test all arms with as many seeds as their claims need, and judge the claims.
-
-    The setting's seeds are the pilot: their spread says how many more decide each claim with a
-    probability of 80 %, at the paper's effect. Every arm gets as many as the claim that needs most.
+    """Tune and test all arms with as many seeds as their claims need, and judge the claims: the
+    spread of the setting's seeds says how many more decide each claim with a probability of 80 %.
     """
     measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
     claims = judge(claims_of(measured))

@@ -1,6 +1,4 @@
-"""Handwritten digits read step by step: the 1797 digits that come with scikit-learn (8 x 8 pixels)
-in place of MNIST. Nothing is downloaded.
-"""
+"""The 1797 digits of scikit-learn, 8 x 8 pixels, read step by step in place of MNIST."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ PERMUTATION_SEED = 0
 
 @cache
 def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which of the 1797 digits are for training (1197), validation (240) and testing (360);
-    every part holds the ten digits in nearly the same proportions.
-    """
+    """Return which digits are for training (1197), validation (240), testing (360); stratified."""
     labels = load_digits().target
     rest, test = train_test_split(
         np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels
@@ -52,9 +48,7 @@ def image_splits() -> tuple[Split, Split, Split]:
 
 
 def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
-    """Cut images into sequences: all pixels in order, or in one fixed random order, ``steps`` equal
-    pieces (path-space paper, appendix A.1).
-    """
+    """Cut all pixels, in order or in one fixed random order, into ``steps`` equal pieces."""
     pixels = images.flatten(1)
     if permuted:
         order = np.random.default_rng(PERMUTATION_SEED).permutation(pixels.shape[1])

@@ -1,6 +1,4 @@
-"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and one with the King James
-Bible.
-"""
+"""Tasks with data of ``pathspace data fetch``: Fashion-MNIST and the King James Bible."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Readers of the formats that the papers' data comes in: idx files, pickled batches, text.
-
-Every failure is one sentence that names the file, what was found and where to get the data.
-"""
+"""Readers of idx files, pickled batches and texts; a failure is a sentence with the way out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``imagenet``: photographs of 1000 classes in a folder of the user. 1.28 million images do not fit
-in memory: they stay in files of numpy, which the system maps.
-"""
+"""``imagenet``: photographs in files of numpy, which the system maps: they exceed memory."""
 
 from __future__ import annotations
 

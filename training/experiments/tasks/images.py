@@ -58,9 +58,7 @@ def image_task(
     activity: float = 0.0,
     data: str | None = None,
 ) -> Task:
-    """Build the task of classifying images with a convolutional network: the first so many, means
-    over squares of so many pixels.
-    """
+    """Build the task of classifying images by a convolutional network."""
     expect_known("network", network, NETWORKS)
     given: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
     given |= {"scale": scale, "drop": drop, "activity": activity}

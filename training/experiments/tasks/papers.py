@@ -1,6 +1,4 @@
-"""Tasks with the papers' own data in a folder of the user, ``--data DIR``. Nothing is downloaded; a
-missing file is one sentence with the place to get it.
-"""
+"""Tasks with the papers' own data in a folder of the user; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -120,10 +118,7 @@ for _classes in (10, 100):
 
 
 def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
-    """Number the tokens of several texts, the first of which knows all of them. Words have
-    ``<eos>`` at the end of a line; other tokens become ``<unk>``. The second result is the size of
-    the vocabulary.
-    """
+    """Number the tokens of texts by those of the first; return also how many there are."""
     lists = [
         [t for line in text.splitlines() for t in (*line.split(), "<eos>")] if words else list(text)
         for text in texts

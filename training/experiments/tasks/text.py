@@ -1,6 +1,4 @@
-"""``text-characters``: the next character of Python's own documentation, the topics that ``help()``
-prints; they differ a little between versions of Python, and so do figures.
-"""
+"""``text-characters``: Python's own documentation, which differs a little by version."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``number-words``, English numerals in words, and ``catalogues``, messages of many programs, both
-translated into German. Numerals follow the rules of both languages, so that there are as many exact
-pairs as one wants; messages are in gettext catalogues, which ``pathspace data fetch`` brings.
-"""
+"""``number-words``, English numerals, and ``catalogues``, messages: both into German."""
 
 from __future__ import annotations
 
@@ -54,9 +51,7 @@ def english_words(number: int) -> list[str]:
 
 
 def german_words(number: int, last: bool = True) -> list[str]:
-    """Write a number from 0 to 999999 in German, as a list of its parts; where nothing follows, one
-    is "eins" and not "ein".
-    """
+    """Write a number from 0 to 999999 in German; where nothing follows, one is "eins"."""
     for size, word in ((1000, "tausend"), (100, "hundert")):
         many, rest = divmod(number, size)
         if many:

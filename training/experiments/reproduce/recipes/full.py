@@ -37,10 +37,7 @@ def runnable(cell: Cell) -> str:
 
 
 def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
-    """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
-
-    What the paper leaves open is filled in as the recipe's file says.
-    """
+    """Return the run that a recipe asks for, at the first of its learning rates and seed 0."""
     if why := runnable(cell):
         raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
     wanted = (cell.value("optimizer"), cell.value("momentum"), cell.value("path_space"))
@@ -110,8 +107,8 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
 
 
 def full_arms(table: str, setting: Setting) -> tuple[dict[tuple[str, str], Arm], list[str]]:
-    """Return the contenders of all cells of a table that can be trained, by row and column; and
-    which are not trained (the setting's folder may lack files), one sentence for each reason.
+    """Return the contenders of all cells of a table that can be trained, by row and column; and a
+    sentence for each reason why others are not.
     """
     arms: dict[tuple[str, str], Arm] = {}
     left: dict[str, list[str]] = {}

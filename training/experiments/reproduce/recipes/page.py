@@ -1,6 +1,4 @@
-"""The page of the papers' recipes: what each table says, what it leaves open,
-and what is done about it.
-"""
+"""The page of the papers' recipes: what each table says and leaves open, and what is done."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every statement of the three documents: where it is, what it says, the verdict and the evidence.
-Verdicts on experiments are read from their records and from measured figures.
-"""
+"""Every statement of the three documents, with its verdict and its evidence."""
 
 from .evidence import Judged, Statement, judge_all, load_statements
 from .page import render

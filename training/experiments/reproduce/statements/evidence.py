@@ -1,6 +1,4 @@
-"""The statements as data, and the verdicts that are computed: from the records of experiments, and
-from figures of trained networks.
-"""
+"""The statements as data, and the verdicts that records and measured figures give."""
 
 from __future__ import annotations
 
@@ -108,9 +106,7 @@ Runs = tuple[list[Figures], list[Figures]]
 
 @dataclass(frozen=True)
 class Judged:
-    """A statement with its verdict, and what it rests on, what is right instead, or why it was not
-    tried; ``command`` shows the evidence.
-    """
+    """A statement with its verdict, what that rests on, and the command that shows it."""
 
     statement: Statement
     verdict: Verdict
@@ -183,9 +179,7 @@ def _by_record(
 
 
 def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
-    """Say what stands in for the document's data, or for its models and computer; empty where
-    nothing does. Claims about a task begin with its name.
-    """
+    """Say what stands in for the document's data, models or computer, if something does."""
     if record.name in OWN:
         return ""
     tasks = {claim["statement"].partition(":")[0] for claim in claims}
@@ -239,8 +233,8 @@ def _shown(claim: Claim) -> str:
 
 
 def _poor(networks: Mapping[str, Runs], figures: Figures) -> dict[str, str]:
-    """Say which networks are no better than logistic regression, with and without the penal
-    connection: they decide nothing. One that only the penal connection makes so poor does.
+    """Say which networks no better than logistic regression, with and without the penal connection,
+    decide nothing. One that only the penal connection makes so poor does.
     """
     bar, poor = figures.get("logistic", 0.0), {}
     for name, runs in networks.items():
