@@ -23,24 +23,22 @@ def image(setting: Setting) -> Record:
     cells = table_cells("markov-chain-table-2")
     base, told = base_run("image", setting)
     *small, large = taus = told["taus"]
+    rates, plain = tuple(told["rates"]), cells["ResNet50", "baseline"]
     pairs = [
         (
-            cells["ResNet50", "tau 3e-7" if tau else "baseline"],
-            Arm(_label("baseline", tau), replace(base, tau=tau), tuple(told["rates"])),
+            cells["ResNet50", "tau 3e-7"] if tau else plain,
+            Arm(_label("baseline", tau), replace(base, tau=tau), rates),
         )
         for tau in (0.0, *taus)
     ]
-    named = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
     # the best of the paper's values, so that no value has to do more than that
-    effects = effect(cells["ResNet50", "tau 3e-8"], cells["ResNet50", "baseline"])
+    effects = effect(cells["ResNet50", "tau 3e-8"], plain)
+    named = [(f"tau = {tau:g}", tau, effects) for tau in small]
     duels = [
         PairedComparison(
-            f"{what} errs less than the baseline",
-            _label("baseline", tau),
-            "baseline",
-            None if tau == large else effects,
+            f"{what} errs less than the baseline", _label("baseline", tau), "baseline", printed
         )
-        for what, tau in named.items()
+        for what, tau, printed in (*named, (f"a large tau ({large:g})", large, None))
     ]
     return hold(setting, pairs, duels, name="image")[0]
 
