@@ -14,19 +14,18 @@ from rich.console import Console
 from pathspace.training.experiments.names import EXPERIMENTS as NAMES
 from pathspace.training.experiments.names import PAGES
 from pathspace.training.experiments.reproduce.command import run_reproduction
+from pathspace.training.experiments.reproduce.page import render_statements, with_tables
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements import (
     Statement,
     judge_all,
     load_statements,
-    render,
 )
 from pathspace.training.experiments.reproduce.statements.evidence import (
     RULES,
     Kind,
     Verdict,
 )
-from pathspace.training.experiments.reproduce.statements.page import with_tables
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "reproduction"
@@ -128,7 +127,7 @@ def test_other_data_does_not_refute_a_statement(tmp_path: Path) -> None:
     (judged,) = judge_all([statement], tmp_path)
     assert judged.verdict == "not shown"
     assert judged.detail.endswith("On Fashion-MNIST in 28 steps of 28 pixels in place of MNIST.")
-    assert "**does not show on a stand-in**" in render([judged], tmp_path)
+    assert "**does not show on a stand-in**" in render_statements([judged], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +260,9 @@ def test_the_page_is_that_of_statements_and_records(
     """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "claims.md").read_text()
-    assert page == render(judge_all(load_statements(), RECORDS), Path("docs/reproduction"))
+    assert page == render_statements(
+        judge_all(load_statements(), RECORDS), Path("docs/reproduction")
+    )
     assert all(f"**{statement.id}**" in page for statement in load_statements())
 
 

@@ -107,10 +107,6 @@ class Recipe:
     as large as 1e13 with common initialisations. With ``init="unit-skeleton"`` skeleton weights are
     +1 or -1 and multipliers 1: another initial function, from which a fair comparison starts
     others, too. ``decay`` is of path values for optimizers on those.
-
-    Example:
-        >>> Recipe("sgd", lr=0.1).settings()
-        {'optimizer': 'sgd', 'lr': 0.1, 'init': 'default', 'seed': 0}
     """
 
     optimizer: str = "gsgd"

@@ -18,7 +18,7 @@ from pathspace.files.writing import ensure_writable, write_text
 from ..penal import penalise_
 from .augment import augmentation
 from .recipe import Recipe, prepare
-from .reproduce.provenance import versions
+from .reproduce.trial import versions
 from .run_folder import LAST
 from .schedules import schedule
 from .tasks import Task, load_task

@@ -73,14 +73,6 @@ class Training(LightningModule):
     Attributes:
         records: one per finished epoch.
         diverged: whether a loss stopped being finite.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> task = load_task("digits-rows", hidden=8)
-        >>> model = task.make_model(0)
-        >>> run = Training(task, model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=1)
-        >>> len(run_epochs(run, lightning_trainer(run)))
-        1
     """
 
     def __init__(

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .recurrent import RecurrentCNN, ReluRNN, StackedReluLM
-from .residual import ResidualCNN, Toy
-from .resnet import CifarResNet, DeepResNet
+from .resnet import CifarResNet, DeepResNet, ResidualCNN, Toy
 from .transformer import CharacterGPT, VisionTransformer, swin
 from .translator import Translator
 

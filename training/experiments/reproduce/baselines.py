@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..task import Split, Task
 from ..tasks.translation import token_accuracy_error
 from ..threads import one_thread
-from .provenance import task_data
+from .trial import task_data
 
 # Published metrics on the data of a task as it is: all training images, in their own size. Those of
 # another kind of network are shown, and decide nothing: a recurrence with gates is no bar for one
@@ -37,23 +37,20 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     Logistic regression on the whole input where there are classes; where every token is followed by
     the next, the table of pairs of tokens, for translations that of the target words.
     """
-    return _simple(task_data(name, options)) | published(name, options)
+    task, found = task_data(name, options), {}
+    train = task.train
+    if train.targets.dim() == 1 and train.inputs.is_floating_point():
+        found = {"logistic regression": _logistic_regression(task)}
+    elif task.metric is token_accuracy_error or (
+        train.targets.shape == train.inputs.shape and bool((train.targets >= 0).all())
+    ):
+        found = {"bigram table": _bigrams(task)}
+    return found | published(name, options)
 
 
 def published(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
     """Return published test metrics on the same data, in the same size."""
     return {} if CUT & dict(options).keys() else PUBLISHED.get(name, {})
-
-
-def _simple(task: Task) -> dict[str, float]:
-    if task.train.targets.dim() == 1 and task.train.inputs.is_floating_point():
-        return {"logistic regression": _logistic_regression(task)}
-    if task.metric is token_accuracy_error or (
-        task.train.targets.shape == task.train.inputs.shape
-        and bool((task.train.targets >= 0).all())
-    ):
-        return {"bigram table": _bigrams(task)}
-    return {}
 
 
 def _bigrams(task: Task) -> float:

@@ -22,15 +22,11 @@ from ..names import expect_known
 from ..trainer import lightning_trainer
 from . import EXPERIMENTS
 from .baselines import published
-from .page import render
-from .provenance import together
+from .page import in_words, render, render_recipes, render_statements, with_tables
 from .recipes import load_cells
-from .recipes.page import render as render_recipes
 from .record import Record, Table, judged_again
 from .statements import Judged, judge_all, load_statements
-from .statements.page import in_words, with_tables
-from .statements.page import render as render_statements
-from .trial import Outcome, Trial
+from .trial import Outcome, Trial, together
 from .trial_cache import TRIALS, TrialCache, connected, run_all
 from .tuning import TUNING_SEEDS, Experiment, Setting, fresh_seeds
 

@@ -135,10 +135,20 @@ def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """Correct the p-values of claims for their number (Holm); give each its verdict."""
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
-    return tuple(
-        _judged(claim, len(claims), p, q)
-        for claim, p, q in zip(claims, differs, equal, strict=True)
-    )
+    judged = []
+    for claim, p, q in zip(claims, differs, equal, strict=True):
+        verdict: Verdict = "undecided"
+        if not claim.nothing and p < LEVEL:
+            verdict = "better" if claim.mean > 0 else "worse"
+        elif not claim.nothing and q < LEVEL:
+            verdict = "no difference that matters"
+        needed = seeds_for_margin(claim, len(claims))
+        if verdict == "undecided" and not claim.nothing and needed and needed <= claim.count:
+            # The effect lies between zero and the margin: it is told from the farther of them.
+            effect = max(abs(claim.mean), claim.margin - abs(claim.mean))
+            needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, len(claims))
+        judged.append(replace(claim, corrected=p, equivalence=q, verdict=verdict, needed=needed))
+    return tuple(judged)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -191,19 +201,3 @@ def _tail(distance: float, claim: Claim) -> float:
         # (without spread the standard error is 0, and the sign decides)
         return 0.5 if distance == 0 else float(distance < 0)
     return float(stats.t.sf(distance / claim.error, claim.count - 1))
-
-
-def _judged(claim: Claim, claims: int, differs: float, equal: float) -> Claim:
-    verdict: Verdict = "undecided"
-    if claim.nothing:
-        pass
-    elif differs < LEVEL:
-        verdict = "better" if claim.mean > 0 else "worse"
-    elif equal < LEVEL:
-        verdict = "no difference that matters"
-    needed = seeds_for_margin(claim, claims)
-    if verdict == "undecided" and not claim.nothing and needed and needed <= claim.count:
-        # The effect lies between zero and the margin: it is told from the farther of them.
-        effect = max(abs(claim.mean), claim.margin - abs(claim.mean))
-        needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, claims)
-    return replace(claim, corrected=differs, equivalence=equal, verdict=verdict, needed=needed)

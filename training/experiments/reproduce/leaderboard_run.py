@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -36,7 +36,7 @@ from ..tasks.fetched import bible_tokens
 from ..tasks.papers import mnist_splits
 from ..tasks.text import chunks, token_loss, topics_tokens
 from ..threads import one_thread
-from .provenance import run_key, splits_digest
+from .trial import run_key, splits_digest
 
 BATCH = {"embedded": 32, "fetched": 64}
 # (narrower networks need more steps to pass a linear model)
@@ -46,7 +46,7 @@ LENGTH = 32
 UPRIGHT = 200
 # 12,800 characters to test
 CHUNKS = {"embedded": (4000, 200, 200), "fetched": (None, 200, 400)}
-Splits = tuple[Split, Split, Split]
+Splits = Sequence[Split]
 
 
 @cache
@@ -54,11 +54,8 @@ def images(scale: str) -> Splits:
     """Images of ten classes: digits of 8 x 8 pixels, or clothes of 14 x 14."""
     if scale == "embedded":
         return image_splits()
-    first, second, third = (
-        Split(functional.avg_pool2d(part.inputs, 2), part.targets)
-        for part in mnist_splits(given("optimizers", None, "fashion-mnist"))
-    )
-    return first, second, third
+    parts = mnist_splits(given("optimizers", None, "fashion-mnist"))
+    return [Split(functional.avg_pool2d(part.inputs, 2), part.targets) for part in parts]
 
 
 @cache
@@ -73,17 +70,12 @@ def text(scale: str) -> tuple[Splits, int]:
                 f"Task 'optimizers' found {size} different characters in the King James Bible,"
                 f" expected {source('bible').symbols}; run 'pathspace data fetch bible' again."
             )
-    first, second, third = (
-        chunks(part, LENGTH, limit) for part, limit in zip(parts, CHUNKS[scale], strict=True)
-    )
-    return (first, second, third), size
+    cut = zip(parts, CHUNKS[scale], strict=True)
+    return [chunks(part, LENGTH, limit) for part, limit in cut], size
 
 
 def _turned(scale: str) -> Splits:
-    first, second, third = (
-        Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in images(scale)
-    )
-    return first, second, third
+    return [Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in images(scale)]
 
 
 class Adapted(nn.Module):

@@ -1,4 +1,4 @@
-"""The page of all experiments, written from their records alone."""
+"""The pages of all experiments, from their records alone, of statements and of recipes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from typing import Any
 from ..intervals import CONFIDENCE
 from ..json_lines import read_lines
 from .holm import LEVEL, MARGIN, POWER, gain, judge
-from .markdown import page_of
+from .markdown import markdown_texts, page_of
+from .recipes.cells import FIELDS, NONE, UNSAID, Cell, load_cells, table_cells
+from .recipes.compare import show
+from .recipes.full import full_arms, listed, runnable
 from .record import Record, Table, on_these_items, percent
 from .sequences import WIDER, WIDTH
+from .statements.evidence import Judged, Statement, Verdict
 from .timing import BOUND
 from .trial import PARTS
+from .tuning import SEEDS, Setting
 
 Figures = dict[str, Any]
 
@@ -187,3 +192,130 @@ def _first_verdict(record: Record, told: list[Figures], others: list[Figures]) -
         f" The first {_count(others)} ({elsewhere} of them on another kind of processor) gave"
         f" {mean} ({low} to {high}): **{judged.verdict}** (p = {judged.corrected:.3f})."
     )
+
+
+HEAD, ERRATA = ("statement", "verdict", "evidence"), ("statement", "right", "range", "evidence")
+SHOWN: dict[Verdict, str] = {
+    "true": "true",
+    "changed": "true with a changed statement",
+    "false": "false",
+    "not shown": "does not show on a stand-in",
+    "undecided": "undecided",
+    "not tried": "not tried",
+}
+
+
+def render_statements(judged: Sequence[Judged], records: Path) -> str:
+    """Return the page."""
+    by: dict[str, list[Judged]] = {}
+    for one in judged:
+        by.setdefault(one.statement.document, []).append(one)
+    summary = ((name, *map(str, counts(some).values())) for name, some in by.items())
+    return page_of(
+        "statements/page.md",
+        records=records.as_posix(),
+        summary=Table(("document", *SHOWN.values()), tuple(summary)),
+        documents={name: markdown_texts(HEAD, map(_statement, some)) for name, some in by.items()},
+    )
+
+
+def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
+    """Count the verdicts, in the order of :data:`SHOWN`."""
+    found = Counter(one.verdict for one in judged)
+    return {verdict: found[verdict] for verdict in SHOWN}
+
+
+def in_words(judged: Iterable[Judged]) -> str:
+    """Say how many statements there are of each verdict."""
+    return ", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items())
+
+
+def _statement(one: Judged) -> tuple[str, ...]:
+    statement = one.statement
+    links = [
+        f"[{Path(file).name.partition('#')[0]}]({file.removeprefix('docs/')})"
+        for file in (*statement.pages, *statement.files)
+    ]
+    if statement.record and one.verdict != "not tried":
+        links.append(f"[record](reproduction.md#{statement.record})")
+    command = f"`{one.command}`" if one.command else ""
+    evidence = " ".join(filter(None, (one.detail, *links, command)))
+    return _source(statement), f"**{SHOWN[one.verdict]}**", evidence
+
+
+def _source(statement: Statement) -> str:
+    return f"**{statement.id}** ({statement.source}) {statement.says}"
+
+
+def errata(statements: Iterable[Statement]) -> dict[str, str]:
+    """Return a table for each document."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for one in statements:
+        if one.right:
+            short = "False." if one.verdict == "false" else "Needs a change."
+            evidence = [f"`{Path(test).name}`" for test in one.tests]
+            evidence += [f"[{Path(name).name}]({name.removeprefix('docs/')})" for name in one.files]
+            row = f"{_source(one)} **{short}**", one.right, one.range, " ".join(evidence)
+            rows.setdefault(one.id[0], []).append(row)
+    return {letter: markdown_texts(ERRATA, found) for letter, found in rows.items()}
+
+
+def with_tables(page: str, statements: Iterable[Statement]) -> str:
+    """Return a page with today's tables between its marks; a page without marks stays."""
+    for letter, table in errata(statements).items():
+        start, end = f"<!-- statements {letter} -->\n", f"<!-- end {letter} -->"
+        if start in page and end in page:
+            before, rest = page.split(start, 1)
+            page = f"{before}{start}\n{table}\n{end}{rest.split(end, 1)[1]}"
+    return page
+
+
+def render_recipes() -> str:
+    """Return the page."""
+    tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
+    return page_of("recipes/page.md", sections=map(_section, tables))
+
+
+def _section(table: str) -> dict[str, Any]:
+    cells = table_cells(table)
+    first, every = next(iter(cells.values())), list(cells.values())
+    rows, columns = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
+    # the longer side goes down
+    places = [[(row, column) for column in columns] for row in rows]
+    if len(columns) > len(rows):
+        rows, columns, places = columns, rows, list(map(list, zip(*places, strict=True)))
+    printed = [
+        [name, *(cells[place].printed if place in cells else "–" for place in line)]
+        for name, line in zip(rows, places, strict=True)
+    ]
+    reasons = dict.fromkeys(map(runnable, every))
+    fields = [row for key in FIELDS if (row := _field(key, every))[1] != NONE]
+    return {
+        "first": first,
+        "printed": markdown_texts(["", *columns], printed),
+        "fields": markdown_texts(["field", "the paper", "--scale full"], fields),
+        "named": ", ".join(FIELDS[key].lower() for key in first.by_reference),
+        "reasons": [reason for reason in reasons if reason],
+        "differ": _differ(table, cells) if "" in reasons else None,
+    }
+
+
+def _field(key: str, cells: Sequence[Cell]) -> list[str]:
+    trained = (cell for cell in cells if not runnable(cell) and cell.recipe[key] == UNSAID)
+    taken = _several(cell.value(key) for cell in trained)
+    said = _several(cell.recipe[key] for cell in cells)
+    return [FIELDS[key], said, "–" if key == "device" else taken]
+
+
+def _several(values: Iterable[Any]) -> str:
+    return "; ".join(dict.fromkeys(map(show, values))) or "–"
+
+
+def _differ(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
+    # as many seeds as the paper has, where it says so
+    said = next(iter(cells.values())).recipe["seeds"]
+    seeds = SEEDS if said == UNSAID else tuple(range(said))
+    setting = Setting(run=lambda _: [], scale="full", seeds=seeds)
+    arms, _ = full_arms(table, setting)
+    lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
+    return list(dict.fromkeys(line.split(" (")[0] for line in lines if " in place of " in line))

@@ -16,7 +16,7 @@ from pathspace.files.writing import replacing
 
 from ..names import texts
 from .holm import Claim, judge
-from .provenance import provenance
+from .trial import provenance
 
 FORMAT = 1
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import t_interval
-from ..models.residual import Toy
+from ..models.resnet import Toy
 from ..threads import one_thread
 from .holm import judge, positive
 from .markdown import sentences

@@ -28,7 +28,7 @@ from pathspace.errors import InputError
 from pathspace.files.writing import make_folder, write_text
 
 from ..json_lines import append_lines, read_lines
-from .provenance import provenance, run_key
+from .trial import provenance, run_key
 
 FORMAT = 3
 # Where commands keep trials, in the folder in which they are started.
@@ -154,10 +154,6 @@ def run_all(
     ``elsewhere``, and return all outcomes in order. Equal trials are run once; ``done`` is called
     after each, known ones included.
     """
-    if jobs < 1:
-        raise InputError(
-            f"Trials need a positive number of processes, found {jobs}; give --jobs 1 or more."
-        )
     found: dict[Any, Any] = {}
 
     def ended(trial: Any) -> None:

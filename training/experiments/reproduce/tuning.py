@@ -19,9 +19,8 @@ from ..names import texts
 from .baselines import SHOWN, baselines
 from .holm import POWER, Claim, Grid, gain, judge, over_items, seeds_for_margin
 from .markdown import sentences
-from .provenance import task_data
 from .record import Record, percent
-from .trial import Outcome, Trial
+from .trial import Outcome, Trial, task_data
 
 # The seeds that are reported, and the ones that choose learning rates.
 SEEDS = (0, 1, 2, 3, 4)

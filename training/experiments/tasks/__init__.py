@@ -6,7 +6,7 @@ the numbers of examples, and ``data`` the user's folder, in place of fetched dat
 """
 
 from ..task import Split, Task, load_task, register_task, task_names
-from . import digits, fetched, imagenet, images, papers, translation
+from . import digits, fetched, images, papers, translation
 
 __all__ = ["Split", "Task", "load_task", "register_task", "task_names"]
-__all__ += ["digits", "fetched", "imagenet", "images", "papers", "translation"]
+__all__ += ["digits", "fetched", "images", "papers", "translation"]

@@ -38,13 +38,12 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @cache
-def image_splits() -> tuple[Split, Split, Split]:
+def image_splits() -> list[Split]:
     """Return the three splits as images of shape (N, 1, 8, 8)."""
     data = load_digits()
     images = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
-    train, valid, test = (Split(images[part], labels[part]) for part in split_indices())
-    return train, valid, test
+    return [Split(images[part], labels[part]) for part in split_indices()]
 
 
 def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
@@ -56,7 +55,7 @@ def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
     return pixels.view(len(images), steps, -1)
 
 
-def digits_splits(name: str, data: str | None) -> tuple[Split, Split, Split]:
+def digits_splits(name: str, data: str | None) -> list[Split]:
     """Return the digits for a task, which reads no folder."""
     if data is not None:
         raise InputError(f"Task '{name}' brings its data along; leave out --data.")

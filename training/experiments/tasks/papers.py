@@ -47,9 +47,7 @@ def standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     return [torch.tensor((part - mean) / std, dtype=torch.float32) for part in (train, *others)]
 
 
-def _parts(
-    found: Sequence[np.ndarray], classes: int, folder: Path, hint: str
-) -> tuple[Split, Split, Split]:
+def _parts(found: Sequence[np.ndarray], classes: int, folder: Path, hint: str) -> list[Split]:
     """Hold out the last twelfth of the training images; normalise all by the rest."""
     images, labels, test_images, test_labels = found
     for what, given, least in (("training", labels, 2), ("test", test_labels, 1)):
@@ -66,13 +64,12 @@ def _parts(
     kept = len(images) - max(1, len(images) // HELD_OUT)
     inputs = standardised(images[:kept], images[kept:], test_images)
     targets = (labels[:kept], labels[kept:], test_labels)
-    train, valid, test = (
+    return [
         Split(a, torch.from_numpy(b.astype(np.int64))) for a, b in zip(inputs, targets, strict=True)
-    )
-    return train, valid, test
+    ]
 
 
-def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
+def mnist_splits(folder: Path) -> list[Split]:
     """Read MNIST's four idx files."""
     found = []
     for part in ("train", "t10k"):
@@ -88,7 +85,7 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
     return _parts(found, 10, folder, MNIST)
 
 
-def _mnist(name: str, data: str | None) -> tuple[Split, Split, Split]:
+def _mnist(name: str, data: str | None) -> list[Split]:
     return mnist_splits(own_folder(name, data, MNIST))
 
 
@@ -96,7 +93,7 @@ register_sequences("MNIST", _mnist, **{"mnist-28": 28, "mnist-98": 98})
 register_images("mnist-images", "MNIST", _mnist, 32, "recurrent", 4)
 
 
-def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
+def cifar_splits(folder: Path, classes: int) -> list[Split]:
     """Read CIFAR's python batches."""
     inner = folder / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
     folder = inner if inner.is_dir() else folder
@@ -109,7 +106,7 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
-def _cifar(name: str, data: str | None) -> tuple[Split, Split, Split]:
+def _cifar(name: str, data: str | None) -> list[Split]:
     return cifar_splits(own_folder(name, data, CIFAR), int(name.removeprefix("cifar")))
 
 

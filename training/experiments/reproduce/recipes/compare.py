@@ -8,7 +8,7 @@ from typing import Any
 from ...names import TASKS
 from ...recipe import optimizer_kind
 from ...task import task_options
-from ...tasks.imagenet import KEPT_APART
+from ...tasks.images import KEPT_APART
 from ...tasks.papers import DROPPED, HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of
 from ..trial import Trial
@@ -177,7 +177,7 @@ CUTS = {
 # what the blocks of a residual network may have besides: option of the task -> its words
 BLOCKS = {
     "scale": "branches with a learned factor from {:g}",
-    "drop": "{:.0%} of the branches dropped in a step",
+    "drop": "{:.0%}" + " of the branches dropped in a step",
     "activity": "squares of activations penalised by {:g}",
 }
 

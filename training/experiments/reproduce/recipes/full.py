@@ -15,8 +15,7 @@ from pathspace.errors import InputError
 from ...task import task_options
 from ...tasks.files import find, read_bytes, read_text
 from ...tasks.papers import WMT
-from ..provenance import task_data
-from ..trial import Trial
+from ..trial import Trial, task_data
 from ..tuning import Arm, Setting
 from .cells import NONE, ROOT, Cell, table_cells
 from .compare import BETAS, EPS, NETWORKS, OPTIMIZERS, OPTIONS, describe, differences

@@ -1,6 +1,5 @@
 """Every statement of the three documents, with its verdict and its evidence."""
 
 from .evidence import Judged, Statement, judge_all, load_statements
-from .page import render
 
-__all__ = ["Judged", "Statement", "judge_all", "load_statements", "render"]
+__all__ = ["Judged", "Statement", "judge_all", "load_statements"]
