@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from pathspace.training import PathSpace
-from pathspace.training.experiments.augment import crop_and_flip
 from pathspace.training.experiments.models import (
     CifarResNet,
     DeepResNet,
@@ -24,6 +23,7 @@ from pathspace.training.experiments.models import (
     VisionTransformer,
 )
 from pathspace.training.experiments.models.transformer import Scores
+from pathspace.training.experiments.recipe import crop_and_flip
 from pathspace.training.experiments.trainer import Training
 from tests.training.test_training_data import write_cifar, write_mnist
 

@@ -27,9 +27,8 @@ from pathspace.training.experiments.reproduce.recipes import (
     settled,
 )
 from pathspace.training.experiments.reproduce.trial import Trial, make_training
-from pathspace.training.experiments.task import Task
+from pathspace.training.experiments.task import Task, one_thread
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.experiments.threads import one_thread
 
 # What the protocol of all experiments decides, which no model or optimizer shows: how rates are
 # chosen, how many seeds there are, and when a run is judged.

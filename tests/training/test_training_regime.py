@@ -12,12 +12,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.augment import MARGIN, augmentation, crop_and_flip
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.models.translator import Translator
-from pathspace.training.experiments.recipe import Recipe, prepare
+from pathspace.training.experiments.recipe import (
+    MARGIN,
+    Recipe,
+    augmentation,
+    crop_and_flip,
+    prepare,
+    schedule,
+)
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
-from pathspace.training.experiments.schedules import schedule
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.experiments.trainer import Training, lightning_trainer, run_epochs

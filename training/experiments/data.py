@@ -21,9 +21,7 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Source:
-    """Data in packages, which ``apt-get download`` brings to every user: for each package, path
-    inside it -> SHA-256 of the file. ``symbols`` of a text is how many characters its alphabet has.
-    """
+    """Data in packages of Debian: path in each -> SHA-256; ``symbols`` of a text's alphabet."""
 
     about: str
     licence: str

@@ -31,7 +31,7 @@ from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training import GaugeFixed
 
 from .models import residual_cnn
-from .threads import one_thread
+from .task import one_thread
 
 # a model in evaluation mode, with its inputs
 Inputs = tuple[Tensor, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import pathspace as ps
 from pathspace.errors import InputError, expect_numbers
@@ -176,3 +178,62 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
             )
         group.update(given)
     return model, optimizer
+
+
+MARGIN = 4
+
+
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Shift each image by up to four pixels, zeros at the border; mirror half of the images."""
+    if images.dim() != 4:
+        raise InputError(
+            f"The augmentation crop-flip found examples of shape {tuple(images.shape[1:])},"
+            " expected images of shape (channels, Y, X); leave it out, or choose a task of images."
+        )
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (MARGIN,) * 4)
+    up, left = torch.randint(2 * MARGIN + 1, (2, count))
+    rows = up[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    mirrored = torch.rand(count) < 0.5
+    columns[mirrored] = columns[mirrored].flip(1)
+    place = torch.arange(count)[:, None, None]
+    # (B, Y, X, channels): indices beside a slice come first
+    moved = padded[place, :, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).contiguous()
+
+
+def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the augmentation of this name, ``None`` for ``none``."""
+    expect_known("augmentation", name, ("none", "crop-flip"))
+    return crop_and_flip if name == "crop-flip" else None
+
+
+Factor = Callable[[float], float]
+NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT ..., inverse-root W"
+
+
+def schedule(name: str) -> Factor | None:
+    """Return the factor of every learning rate, as a function of the completed share of a run."""
+    kind, *words = name.split() or [""]
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        shares = [math.nan]
+    right = all(0 <= share < 1 for share in shares)
+    if kind == "drops" and shares and right:
+        return lambda share: 0.1 ** sum(share >= at for at in shares)
+    if kind == "constant" and not shares:
+        return None
+    warm = shares[0] if shares else 0.0
+    after: dict[str, Factor] = {
+        "constant": lambda _: 1.0,
+        "linear": lambda x: (1 - x) / (1 - warm),
+        "cosine": lambda x: (1 + math.cos(math.pi * (x - warm) / (1 - warm))) / 2,
+        "inverse-root": lambda x: math.sqrt(warm / x),
+    }
+    if kind not in after or len(shares) > 1 or not right or (kind == "inverse-root" and not warm):
+        raise InputError(
+            f"There is no schedule '{name}'; choose one of: {NAMES}, with shares W, AT of the run."
+        )
+    return lambda share: share / warm if share < warm else after[kind](share)

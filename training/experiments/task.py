@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,3 +130,14 @@ def classes_task(name: str, what: str, parts: Sequence[Split], items: str, **mor
 def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``."""
     return (outputs.argmax(dim=1) != targets).float().mean()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context with one thread: faster for small matrices, and the same everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

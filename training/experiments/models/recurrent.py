@@ -8,9 +8,7 @@ from torch.nn.functional import dropout as dropped
 
 
 class ReluRNN(nn.Module):
-    """A stack of ReLU recurrent layers without biases, and a linear read-out of the last step:
-    ``h_t = relu(W_i x_t + W_r h_(t-1))``, ``h_0 = 0``, ``y = W_o h_T``.
-    """
+    """A stack of ReLU recurrent layers without biases, and a read-out of the last step."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1) -> None:
         super().__init__()

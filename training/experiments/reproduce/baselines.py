@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..task import Split, Task
+from ..task import Split, Task, one_thread
 from ..tasks.translation import token_accuracy_error
-from ..threads import one_thread
 from .trial import task_data
 
 # Published metrics on the data of a task as it is: all training images, in their own size. Those of

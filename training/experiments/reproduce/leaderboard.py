@@ -1,7 +1,4 @@
-"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons. Is AdamW
-in the canonical gauge as good as AdamW from default starts, and better where the start was
-rescaled?
-"""
+"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons."""
 
 from __future__ import annotations
 

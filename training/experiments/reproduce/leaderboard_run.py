@@ -30,12 +30,11 @@ from ...path_sgd import PathSGD
 from ..adapters import LoRARite, lora_plus
 from ..data import given, source
 from ..models import CharacterGPT, CifarResNet, VisionTransformer
-from ..task import Split
+from ..task import Split, one_thread
 from ..tasks.digits import image_splits
 from ..tasks.fetched import bible_tokens
 from ..tasks.papers import mnist_splits
 from ..tasks.text import chunks, token_loss, topics_tokens
-from ..threads import one_thread
 from .trial import run_key, splits_digest
 
 BATCH = {"embedded": 32, "fetched": 64}

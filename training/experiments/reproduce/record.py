@@ -108,9 +108,7 @@ def percent(share: float) -> str:
 
 
 def judged_again(record: Record) -> Record:
-    """Return a record with the verdicts that today's rule gives its figures, family by family; one
-    that does not say how many claims of which family it has stays.
-    """
+    """Return a record with today's verdicts on its figures, if it says its families."""
     sizes = record.data.get("families", [len(record.claims)])
     if isinstance(sizes, int):
         return record

@@ -18,7 +18,7 @@ from ...optim import GSGD
 from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
-from ..threads import one_thread
+from ..task import one_thread
 from .holm import judge, positive
 from .markdown import sentences
 from .pictures import look, panels

@@ -19,7 +19,7 @@ from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import t_interval
 from ..models.resnet import Toy
-from ..threads import one_thread
+from ..task import one_thread
 from .holm import judge, positive
 from .markdown import sentences
 from .pictures import draw_curves, legend, look, panels

@@ -20,12 +20,9 @@ from lightning.pytorch import Callback
 from pathspace.diagnostics import ChainRecord, MarkovChain
 
 from ...penal import penalise_
-from ..augment import augmentation
-from ..recipe import Init, Recipe, Rule, prepare
+from ..recipe import Init, Recipe, Rule, augmentation, prepare, schedule
 from ..run_folder import LAST
-from ..schedules import schedule
-from ..task import Split, Task, load_task
-from ..threads import one_thread
+from ..task import Split, Task, load_task, one_thread
 from ..trainer import Training, lightning_trainer, run_epochs, score_split
 
 # Packages on which the results of a run may depend.
@@ -144,9 +141,7 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name that no other run has: its data, without their folder, and its settings, without
-        those that have their default values.
-        """
+        """A name that no other run has: its data and its settings, without usual values."""
         values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
         told = {name: value for name, value, default in values if value != default}
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")

@@ -168,8 +168,7 @@ for _name in CORPORA:
 
 @register_task("enwik8")
 def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | None = None) -> Task:
-    """Build the task: the next character of Wikipedia, one of 27: a to z and the blank; 90 % to
-    train, 5 % each to choose and test.
+    """Build the task: the next character of Wikipedia, one of 27: a to z and the blank.
 
     The paper's numbers describe the file ``text8``, which is read if it is there; of the file
     ``enwik8``, capitals become small letters, and every run of other bytes a blank.

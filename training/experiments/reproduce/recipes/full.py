@@ -136,9 +136,7 @@ def _missing(cell: Cell, setting: Setting) -> str:
 def listed(
     pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None
 ) -> tuple[str, ...]:
-    """List the differences between contenders and their recipes, first those of all contenders; the
-    others end with the contenders' names. ``seeds`` are those that were reported in the end.
-    """
+    """List differences from recipes, of all contenders first; others end with their names."""
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)
