@@ -222,16 +222,14 @@ def test_no_option_of_a_task_is_left_out() -> None:
 def test_rates_seeds_and_warm_up_are_listed() -> None:
     cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
     arm = full_arm("x", cell, SETTING)
-    assert not [
-        line
-        for line in differences(cell, describe(arm.base, arm.rates, 3, 2))
-        if line.startswith("Seeds")
-    ]
-    fewer = differences(cell, describe(arm.base, arm.rates[1:], 4, 2))
-    assert [line.split(":")[0] for line in fewer if line.startswith(("Seeds", "Learning"))] == [
-        "Learning rates",
-        "Seeds",
-    ]
+
+    def listed_of(rates: tuple[float, ...], seeds: int) -> set[str]:
+        return {
+            line.split(":")[0] for line in differences(cell, describe(arm.base, rates, seeds, 2))
+        }
+
+    assert "Seeds" not in listed_of(arm.rates, 3)
+    assert {"Learning rates", "Seeds"} <= listed_of(arm.rates[1:], 4)
     warm = describe(replace(arm.base, schedule="cosine 0.05"), arm.rates, 3, 2)
     assert (warm["schedule"], warm["warmup"]) == ("cosine", 20)
 
@@ -307,24 +305,17 @@ def test_cells_that_cannot_be_trained_say_why() -> None:
 
 
 def test_what_holds_for_all_contenders_is_listed_once() -> None:
-    cells, arms = (
-        table_cells("path-space-table-1"),
-        full_arms("path-space-table-1", replace(SETTING, shrink=100))[0],
-    )
+    cells = table_cells("path-space-table-1")
+    arms, _ = full_arms("path-space-table-1", replace(SETTING, shrink=100))
     assert arms.keys() == cells.keys()
-    lines = listed(
-        [(cells[place], arm) for place, arm in arms.items()], replace(SETTING, device="cuda")
-    )
-    assert (
-        lines.count("Epochs: 4 in place of 400.") == 1
-        and "Computer: cuda in place of one Nvidia GPU." in lines
-    )
+    pairs = [(cells[place], arm) for place, arm in arms.items()]
+    lines = listed(pairs, replace(SETTING, device="cuda"))
+    assert lines.count("Epochs: 4 in place of 400.") == 1
+    assert "Computer: cuda in place of one Nvidia GPU." in lines
     some = [line for line in lines if line.startswith("Start")]
     assert some == ["Start: unit skeleton; the paper does not say."]
-    mixed = listed(
-        [(cells["sMNIST-28", "SGD"], arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")],
-        SETTING,
-    )
+    plain = cells["sMNIST-28", "SGD"]
+    mixed = listed([(plain, arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")], SETTING)
     assert "Optimizer: G-SGD in place of SGD. (sMNIST-28: G-SGD)" in mixed
     with pytest.raises(InputError, match="No cell of markov-chain-figure-2"):
         full_arms("markov-chain-figure-2", SETTING)
@@ -351,22 +342,16 @@ def test_tables_2_and_4_disagree() -> None:
     second, fourth = table_cells("path-space-table-2"), table_cells("path-space-table-4")
     names = {"G-SGD": "G-SGD (our method)", "SGD": "SGD (our implementation)"}
     wrong = [
-        (row, column) for (row, column), cell in second.items()
+        (row, column)
+        for (row, column), cell in second.items()
         if figures(fourth[names[row], column.replace("160", "196")]) != figures(cell)
-    ]  # fmt: skip
-    assert wrong == [("G-SGD", "CIFAR-100 RCNN-96")]
-    assert {column.split("-")[-1] for _, column in second} - {
-        column.split("-")[-1] for _, column in fourth
-    } == {"160"}
-    published = {
-        column: figures(cell)[0] for (row, column), cell in fourth.items() if "Liang" in row
-    }
-    better = [
-        column
-        for column, error in published.items()
-        if figures(fourth[names["G-SGD"], column])[0] >= error
     ]
-    assert sorted(better) == ["CIFAR-10 RCNN-96", "MNIST RCNN-96"]
+    assert wrong == [("G-SGD", "CIFAR-100 RCNN-96")]
+    widths = [{column.split("-")[-1] for _, column in cells} for cells in (second, fourth)]
+    assert widths[0] - widths[1] == {"160"}
+    published = {c: figures(cell)[0] for (row, c), cell in fourth.items() if "Liang" in row}
+    worse = [c for c, error in published.items() if figures(fourth[names["G-SGD"], c])[0] >= error]
+    assert sorted(worse) == ["CIFAR-10 RCNN-96", "MNIST RCNN-96"]
 
 
 def test_the_increases_of_table_6_follow_from_its_times() -> None:
@@ -382,35 +367,20 @@ def test_the_increases_of_table_6_follow_from_its_times() -> None:
 
 
 def test_the_improvements_of_the_chain_paper_follow_from_its_figures() -> None:
-    first, third = table_cells("markov-chain-table-1"), table_cells("markov-chain-table-3")
+    first, second, third = (table_cells(f"markov-chain-table-{number}") for number in (1, 2, 3))
     improvements = {"WMT-16 DE/EN (Q)": (25.4, 33.6), "WMT-16 DE/EN (S)": (6.0, 4.0),
                     "WMT-16 EN/DE (Q)": (25.5, 28.7), "WMT-16 EN/DE (S)": (4.9, 4.1)}  # fmt: skip
-    for row, (less, more) in improvements.items():
+    for row, printed in improvements.items():
         plain, chain = (figures(first[row, column]) for column in ("transformer", "Markov chain"))
-        assert (plain[0] - chain[0], chain[1] - plain[1]) == (
-            pytest.approx(less),
-            pytest.approx(more),
-        )
-    gains = dict(
-        zip(
-            (18, 20, 32, 34, 44, 50, 56, 101, 152),
-            (0.4, 0.2, 0.6, 0.4, 0.2, 0.6, 1.2, 0.4, 0.3),
-            strict=True,
-        )
-    )
+        assert (plain[0] - chain[0], chain[1] - plain[1]) == pytest.approx(printed)
+    gains = {18: 0.4, 20: 0.2, 32: 0.6, 34: 0.4, 44: 0.2, 50: 0.6, 56: 1.2, 101: 0.4, 152: 0.3}
     for row in {row for row, _ in third}:
         plain, chain = (figures(third[row, column])[0] for column in ("ResNet", "Markov chain"))
         assert chain - plain == pytest.approx(gains[int(row.split(", ")[1].split()[0])])
     best = {"ResNet50": 0.2, "ViT-S/16-224": 0.3, "DeiT-S/16-224": 0.2, "Swin-S/4-7-224": 0.2}
     for row, gain in best.items():
-        mine = {
-            c: figures(cell)[0]
-            for (r, c), cell in table_cells("markov-chain-table-2").items()
-            if r == row
-        }
-        assert max(v for c, v in mine.items() if c != "baseline") - mine[
-            "baseline"
-        ] == pytest.approx(gain)
+        mine = {c: figures(cell)[0] for (r, c), cell in second.items() if r == row}
+        assert max(mine.values()) - mine["baseline"] == pytest.approx(gain)
 
 
 def test_longer_training_worsens_the_perplexity_of_table_1() -> None:

@@ -17,14 +17,13 @@ from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
 from zoo.subject import Subject, change
 from zoo.trained import TRAINED, antibody_tokens, load, params
-from zoo.trained_figures import parts_of, squares, trained_by, wanted
+from zoo.trained_figures import parts_of, squares
 from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
 from pathspace.gauge.pairs import Pairs
 from pathspace.pruning.compare import Comparison
-from pathspace.training import GSGD
 
 # (networks of millions of weights)
 pytestmark = pytest.mark.slow
@@ -321,16 +320,6 @@ def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None
         assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "crepe-tiny"))
-def test_path_norms_do_not_see_the_gauge(name: str) -> None:
-    subject, body, norms = subject_of(name, torch.float64), TRAINED[name].body, []
-    assert body is not None
-    for model in (subject.copy(), subject.moved(0)):
-        norms.append(ps.path_norm(ps.trace(body(model), *subject.args), 2, log=True))
-    assert norms[0] == pytest.approx(norms[1], abs=1e-9)
-
-
 # where the part ends whose path norm is taken: what stands behind fixes scales
 UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
 
@@ -360,28 +349,6 @@ def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
     classes = torch.tensor([722, 736])
     record = chain.observe(F.cross_entropy, *subject.args, classes)
     assert record.cosines.shape == (9, 2) and bool(record.cosines.isfinite().all())
-
-
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "silero-vad"))
-def test_steps_on_path_values_train_it_whatever_its_gauge(name: str) -> None:
-    subject = subject_of(name, torch.float64)
-    target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
-    losses = [
-        trained_by(
-            subject, model, target, lambda m: GSGD(m.named_parameters(), lr=1e-6, skeleton=skeleton)
-        )
-        for model in (subject.copy(), subject.moved(0))
-    ]
-    assert losses[0][-1] < losses[0][0]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-onet", "silero-vad"))
-def test_canonical_form_is_the_same_function(name: str) -> None:
-    subject = subject_of(name, torch.float64)
-    model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
-    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
 
 
 @torch.no_grad()
