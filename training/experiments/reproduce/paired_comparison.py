@@ -29,9 +29,6 @@ class PairedComparison:
     printed: tuple[float, float] | None = None
 
 
-Place = tuple[str, str]
-
-
 def effect(ours: Cell, rival: Cell) -> tuple[float, float] | None:
     """Return what is printed for two arms, where it is."""
     return None if ours.error is None or rival.error is None else (ours.error, rival.error)
