@@ -147,7 +147,6 @@ def photographs(folder: Path, count: int = 3) -> Path:
 @pytest.mark.parametrize(
     ("network", "width", "depth", "weights"),
     [
-        ("deep-resnet", 64, 50, 25_557_032),
         ("vit", 384, 12, 22_050_664),
         ("swin", 96, 24, 49_606_258),
     ],

@@ -135,6 +135,16 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     assert same(first, other) and TrialCache(tmp_path).find(SMALL) == other
 
 
+def test_a_line_that_was_cut_off_costs_its_trial_only(tmp_path: Path) -> None:
+    journal, other = tmp_path / "journal.jsonl", replace(SMALL, seed=9)
+    found = run_all([SMALL], TrialCache(None, journal))
+    text = journal.read_text()
+    journal.write_text(text + text[:100])
+    found += run_all([other], TrialCache(None, journal))
+    known = TrialCache(None, journal)
+    assert [known.find(trial) for trial in (SMALL, other)] == found
+
+
 @pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sentence(
     tmp_path: Path,
