@@ -73,15 +73,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper, as ``experiments.toml`` describes it: ``minutes`` are those
-    of the embedded scale, ``needs`` is what the full scale expects in ``--data``, empty where there
-    is none, and ``full_seeds`` are the paper's. Without ``trials`` there is no journal, unless it
-    has a name.
+    """One table or figure of a paper, as ``experiments.toml`` describes it: ``needs`` is what the
+    full scale expects in ``--data``, empty where there is none, and ``full_seeds`` are the paper's.
+    Without ``trials`` there is no journal, unless it has a name.
     """
 
     name: str
-    summary: str
-    minutes: float
     needs: str
     run: Callable[[Setting], Record]
     draw: Callable[[Record], Figure]
