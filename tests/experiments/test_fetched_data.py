@@ -133,9 +133,6 @@ def test_the_command_lists_and_fetches(package: Path) -> None:
     assert wrong.exit_code == 2 and "choose one of" in wrong.stderr
 
 
-# ---- several packages ----------------------------------------------------------------------------
-
-
 def test_data_of_several_packages_is_put_together(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,17 +154,6 @@ def test_data_of_several_packages_is_put_together(
     (tmp_path / "two" / "usr" / "two.mo").write_text("another")
     with pytest.raises(InputError, match=r"'two\.mo' of Debian: 2 packages has"):
         data.fetch("both", tmp_path / "elsewhere")
-
-
-def test_every_source_names_its_licence_and_has_whole_digests() -> None:
-    for known in data.SOURCES.values():
-        assert known.about and known.licence
-        assert all(len(digest) == 64 for digest in known.files.values())
-        paths = [path for files in known.debian.values() for path in files]
-        assert len(known.files) == len(paths), "no two files share a name"
-
-
-# ---- the tasks with data of packages -------------------------------------------------------------
 
 
 def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

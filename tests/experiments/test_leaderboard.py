@@ -22,17 +22,12 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_run,
 )
 from pathspace.training.experiments.reproduce.leaderboard import (
-    asked,
-    cases,
     contest,
 )
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
-    BATCH,
     ONLY,
     SIMPLE,
-    STARTS,
-    STEPS,
     TASKS,
     Result,
     Run,
@@ -130,15 +125,6 @@ def test_the_pilot_says_how_many_seeds_are_needed(
     assert found["AdamW"] == found["gauge-fixed AdamW"] == wanted
     # no claim is about G-Adam
     assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
-
-
-def test_cases_leave_nothing_out() -> None:
-    found = list(cases())
-    whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
-    assert len(found) == len(set(found)) == whole and asked() < {*found}
-    assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {
-        scale: set(TASKS) for scale in BATCH
-    }
 
 
 @pytest.mark.slow

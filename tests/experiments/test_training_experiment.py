@@ -13,7 +13,6 @@ from torch import nn
 
 import pathspace as ps
 import pathspace.training.experiments.demo as demo
-from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
 
 
@@ -64,10 +63,3 @@ def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
     assert len(rows) == 4 and max(changes) < 1e-4
     assert min(sizes) == sizes[balanced] and sizes[scrambled] > 2 * sizes[balanced]
     assert decibels[chosen] == max(decibels) and decibels[chosen] > decibels[start] + 3
-
-
-def test_demo_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="Cannot make the folder"):
-        demo.run_demo(tmp_path / "file", console=Console(quiet=True))
-    assert (tmp_path / "file").read_text() == "mine"
