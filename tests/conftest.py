@@ -47,7 +47,7 @@ class SameDraws:
 @pytest.fixture
 def one_core() -> Iterator[None]:
     """Small models train on one thread: several would wait for each other."""
-    from pathspace.training.experiments.threads import one_thread
+    from pathspace.training.experiments.task import one_thread
 
     with one_thread():
         yield

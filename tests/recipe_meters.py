@@ -4,7 +4,8 @@ here knows the recipes, or how runs are described.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from pathspace.training import PathSpace
-from pathspace.training.experiments.augment import crop_and_flip
 from pathspace.training.experiments.models import (
     CifarResNet,
     DeepResNet,
@@ -23,7 +23,8 @@ from pathspace.training.experiments.models import (
     Translator,
     VisionTransformer,
 )
-from pathspace.training.experiments.models.swin import Scores
+from pathspace.training.experiments.models.transformer import Scores
+from pathspace.training.experiments.recipe import crop_and_flip
 from pathspace.training.experiments.trainer import Training
 from tests.training.test_training_data import write_cifar, write_mnist
 
@@ -74,9 +75,9 @@ class Built:
             optimizer.optimizers if not shell and hasattr(optimizer, "optimizers") else [optimizer]
         )
 
-    def of(self, **by_type: Callable[[Any], Any] | Any) -> Any:
-        """Return what stands under the type of the network, ``none`` where nothing does."""
-        found = by_type.get(type(self.net).__name__, "none")
+    def of(self, field: str) -> Any:
+        """Return what the network says of a field, ``none`` where it says nothing."""
+        found = NETWORKS[type(self.net)].get(field, "none")
         return found(self.net) if callable(found) else found
 
     def one(self, name: str) -> Any:
@@ -87,28 +88,44 @@ class Built:
         return values.pop() if len(values) == 1 else values or "none"
 
 
+def _only(values: Iterable[Any]) -> Any:
+    found = set(values)
+    return found.pop() if len(found) == 1 else found
+
+
 def _swin(net: Scores) -> Any:
     return net.classifier.swin  # type: ignore[union-attr]
 
 
-def _rates_of(module: nn.Module) -> set[float]:
-    return {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
+def _dropouts(module: nn.Module) -> list[float]:
+    return [part.p for part in module.modules() if isinstance(part, nn.Dropout)]
 
 
-def _only(values: set[Any]) -> Any:
-    return next(iter(values)) if len(values) == 1 else values
+def _attentions(module: nn.Module) -> list[nn.MultiheadAttention]:
+    return [part for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
+
+
+def _kernels(module: nn.Module) -> list[nn.Conv2d]:
+    """Convolutions but for those of skips."""
+    found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return [part for part in found if part.kernel_size != (1, 1)]
+
+
+def _patches(kernel: nn.Conv2d) -> str:
+    assert kernel.stride == kernel.kernel_size
+    return f"patches of {kernel.kernel_size[0]} x {kernel.kernel_size[1]}"
+
+
+def _layers_of(net: Translator) -> list[Any]:
+    assert len(net.encoder) == len(net.decoder)
+    return [*net.encoder, *net.decoder]
 
 
 def _halves_recurrent(net: RecurrentCNN) -> str:
-    after, layers, kernels = [], 1, set()
-    for part in net.body:
-        if isinstance(part, nn.MaxPool2d):
-            after.append(str(layers))
-            kernels.add(part.kernel_size)
-            assert part.stride == 2
-        else:
-            layers += 1
-    kernel = _only(kernels)
+    pools = [place for place, part in enumerate(net.body) if isinstance(part, nn.MaxPool2d)]
+    assert all(net.body[place].stride == 2 for place in pools)
+    kernel = _only(net.body[place].kernel_size for place in pools)
+    after = [str(place + 1 - done) for done, place in enumerate(pools)]
     return f"by maxima over {kernel} x {kernel} after layers {' and '.join(after)}"
 
 
@@ -120,20 +137,123 @@ def _halves_cifar(net: CifarResNet) -> str:
 
 def _halves_deep(net: DeepResNet) -> str:
     strides = [m.stride for m in net.stem if isinstance(m, nn.Conv2d | nn.MaxPool2d)]
-    stem = {1: "", 2: "twice before the first stage, "}[len(strides)]
     assert len(strides) == 2 or strides == [(1, 1)]
-    widths = [
-        m.out_channels
-        for m in net.blocks.modules()
-        if isinstance(m, nn.Conv2d) and 2 in m.stride and m.kernel_size == (3, 3)
-    ]
+    widths = [kernel.out_channels for kernel in _kernels(net.blocks) if 2 in kernel.stride]
     first = net.stem[0].out_channels
     assert widths == [2 * first, 4 * first, 8 * first]
+    stem = {1: "", 2: "twice before the first stage, "}[len(strides)]
     return f"{stem}by strides at the second to fourth stage"
 
 
-def _convolutions(net: nn.Module) -> list[nn.Conv2d]:
-    return [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
+def _halves_swin(net: Scores) -> str:
+    merged = [stage.downsample is not None for stage in _swin(net).encoder.layers]
+    assert merged == [True, True, True, False]
+    return "by merging patches before the second to fourth stage"
+
+
+def _tied(net: Any) -> str:
+    return "the embedding's" if net.readout.weight is net.embedding.weight else "its own"
+
+
+def _norms_of_translator(net: Translator) -> str:
+    first = _only(layer.norm_first for layer in _layers_of(net))
+    last = _only((type(net.encoder_norm), type(net.decoder_norm)))
+    return {
+        (True, nn.LayerNorm): "layer norm inside the branch",
+        (False, nn.Identity): "layer norm after the sum",
+    }[first, last]
+
+
+def _ends(net: Translator) -> float:
+    """Dropout of embedded tokens and at the ends of branches."""
+    named = ("dropout1", "dropout2", "dropout3")
+    rates = [getattr(x, n).p for x in _layers_of(net) for n in named if hasattr(x, n)]
+    return float(_only([net.dropout.p, *rates]))
+
+
+def _inside(net: Translator) -> Any:
+    inner = [layer.dropout.p for layer in _layers_of(net)]
+    return _only([*inner, *(attention.dropout for attention in _attentions(net))])
+
+
+BATCH_NORM, INSIDE = "batch norm", "layer norm inside the branch"
+# network -> field -> what it has, or how that is read from it
+NETWORKS: dict[type[nn.Module], dict[str, Any]] = {
+    ReluRNN: {
+        "model": "ReLU RNN",
+        "width": lambda n: n.rnn.hidden_size,
+        "layers": lambda n: n.rnn.num_layers,
+    },
+    StackedReluLM: {
+        "model": "stacked ReLU RNN",
+        "width": lambda n: n.rnn.hidden_size,
+        "layers": lambda n: n.rnn.num_layers,
+        "embedding": lambda n: n.embedding.embedding_dim,
+        "readout": _tied,
+        "dropout_inputs": lambda n: n.enter.p,
+        "dropout_layers": lambda n: n.rnn.dropout,
+        "dropout_words": lambda n: n.dropout_words,
+        "weight_drop": lambda n: n.weight_drop,
+        # a state that is carried would be a buffer
+        "carried_state": lambda n: bool(list(n.buffers())),
+    },
+    RecurrentCNN: {
+        "model": "recurrent CNN",
+        "width": lambda n: _only(kernel.out_channels for kernel in _kernels(n)),
+        "layers": lambda n: 1 + sum(hasattr(x, "norms") for x in n.body),
+        "unfold": lambda n: _only(len(x.norms) - 1 for x in n.body if hasattr(x, "norms")),
+        "halving": _halves_recurrent,
+    },
+    CifarResNet: {
+        "model": "ResNet of He et al. for CIFAR-10",
+        "width": lambda n: n.stem[0].out_channels,
+        "layers": lambda n: len(_kernels(n)) + 1,
+        "halving": _halves_cifar,
+    },
+    DeepResNet: {
+        "model": "ResNet of He et al. for ImageNet",
+        "width": lambda n: n.stem[0].out_channels,
+        # convolutions of branches, stem and read-out
+        "layers": lambda n: (
+            2 + sum(isinstance(m, nn.Conv2d) for block in n.blocks for m in block.branch.modules())
+        ),
+        "halving": _halves_deep,
+    },
+    VisionTransformer: {
+        "model": "ViT of Dosovitskiy et al.",
+        "width": lambda n: n.readout.in_features,
+        "layers": lambda n: len(n.blocks),
+        "embedding": lambda n: _patches(n.patches),
+        "inner": lambda n: _only(x.mlp[0].out_features for x in n.blocks),
+        "heads": lambda n: _only(x.heads for x in n.blocks),
+        "readout": "its own",
+        "dropout_inner": 0.0,
+    },
+    Scores: {
+        "model": "Swin transformer of Liu et al.",
+        "width": lambda n: _swin(n).embeddings.patch_embeddings.projection.out_channels,
+        "layers": lambda n: sum(len(stage.blocks) for stage in _swin(n).encoder.layers),
+        "embedding": lambda n: _patches(_swin(n).embeddings.patch_embeddings.projection),
+        "inner": lambda n: _swin(n).encoder.layers[0].blocks[0].mlp.fc1.out_features,
+        "heads": lambda n: n.classifier.config.num_heads[0],
+        "readout": "its own",
+        "halving": _halves_swin,
+        "dropout_inner": lambda n: _only(_dropouts(n)),
+    },
+    Translator: {
+        "model": "transformer of Vaswani et al.",
+        "width": lambda n: n.embedding.embedding_dim,
+        "layers": lambda n: len(_layers_of(n)) // 2,
+        "embedding": "one for both languages",
+        "inner": lambda n: _only(x.linear1.out_features for x in _layers_of(n)),
+        "heads": lambda n: _only(m.num_heads for m in _attentions(n)),
+        "readout": _tied,
+        "vocabulary": lambda n: n.embedding.num_embeddings,
+        "normalisation": _norms_of_translator,
+        "dropout": _ends,
+        "dropout_inner": _inside,
+    },
+}
 
 
 def _data(b: Built) -> str:
@@ -169,50 +289,19 @@ def _held_out(b: Built) -> str:
     return f"1 of {given // valid}"
 
 
-def _embedding(b: Built) -> Any:
-    size = b.of(
-        VisionTransformer=lambda net: net.patches,
-        Scores=lambda net: _swin(net).embeddings.patch_embeddings.projection,
-        StackedReluLM=lambda net: net.embedding.embedding_dim,
-        Translator="one for both languages",
-    )
-    if not isinstance(size, nn.Conv2d):
-        return size
-    assert size.stride == size.kernel_size
-    return f"patches of {size.kernel_size[0]} x {size.kernel_size[1]}"
-
-
-def _readout(b: Built) -> str:
-    def tied(net: Any) -> str:
-        return "the embedding's" if net.readout.weight is net.embedding.weight else "its own"
-
-    return b.of(StackedReluLM=tied, Translator=tied, VisionTransformer="its own", Scores="its own")
-
-
 def _vocabulary(b: Built) -> Any:
-    def of_text(net: Any) -> str:
+    if isinstance(b.net, StackedReluLM):
         whole = {"ptb": 7, "wikitext-2": 7, "ptb-characters": 8, "enwik8": 27}
-        assert net.embedding.num_embeddings == whole[b.task.name], b.task.description
+        assert b.net.embedding.num_embeddings == whole[b.task.name], b.task.description
         return "all of the training text"
-
-    return b.of(StackedReluLM=of_text, Translator=lambda net: net.embedding.num_embeddings)
+    return b.of("vocabulary")
 
 
 def _normalisation(b: Built) -> str:
     kinds = {type(m) for m in b.net.modules() if isinstance(m, nn.BatchNorm2d | nn.LayerNorm)}
-    if not kinds:
-        return "none"
-    if kinds == {nn.BatchNorm2d}:
-        return "batch norm"
-    if isinstance(b.net, Translator):
-        first = {layer.norm_first for layer in (*b.net.encoder, *b.net.decoder)}
-        last = {type(b.net.encoder_norm), type(b.net.decoder_norm)}
-        return {
-            (True, nn.LayerNorm): "layer norm inside the branch",
-            (False, nn.Identity): "layer norm after the sum",
-        }[_only(first), _only(last)]
-    assert kinds == {nn.LayerNorm}
-    return "layer norm inside the branch"
+    said = b.of("normalisation")
+    named = {nn.BatchNorm2d: BATCH_NORM, nn.LayerNorm: INSIDE}
+    return str(said if said != "none" or not kinds else named[_only(kinds)])
 
 
 def _optimizer(b: Built) -> str:
@@ -252,29 +341,10 @@ def _schedule(b: Built) -> tuple[str, float]:
 
 
 def _dropout(b: Built) -> float:
-    if isinstance(b.net, Translator):
-        ends = {b.net.dropout.p}
-        for layer in (*b.net.encoder, *b.net.decoder):
-            ends |= {
-                getattr(layer, f"dropout{i}").p for i in (1, 2, 3) if hasattr(layer, f"dropout{i}")
-            }
-        return float(_only(ends))
-    of_text = b.of(StackedReluLM=lambda net: net.leave.p)
-    if of_text != "none":
-        return float(of_text)
-    rates = _rates_of(b.net)
-    return float(_only(rates)) if rates else 0.0
-
-
-def _dropout_inner(b: Built) -> Any:
-    def of_layers(net: Translator) -> Any:
-        layers = (*net.encoder, *net.decoder)
-        attentions = {p.dropout for p in net.modules() if isinstance(p, nn.MultiheadAttention)}
-        return _only({layer.dropout.p for layer in layers} | attentions)
-
-    return b.of(
-        Translator=of_layers, VisionTransformer=0.0, Scores=lambda net: _only(_rates_of(net))
-    )
+    if isinstance(b.net, StackedReluLM):
+        return float(b.net.leave.p)
+    said = b.of("dropout")
+    return float(said if said != "none" else _only(_dropouts(b.net)) if _dropouts(b.net) else 0.0)
 
 
 def _smoothing(b: Built) -> float:
@@ -306,86 +376,11 @@ def _tau(b: Built) -> float:
     return float(connection.tau)
 
 
-def _inner(b: Built) -> Any:
-    return b.of(
-        Translator=lambda n: _only({x.linear1.out_features for x in (*n.encoder, *n.decoder)}),
-        VisionTransformer=lambda n: _only({x.mlp[0].out_features for x in n.blocks}),
-        Scores=lambda n: _swin(n).encoder.layers[0].blocks[0].mlp.fc1.out_features,
-    )
-
-
-def _heads(b: Built) -> Any:
-    return b.of(
-        Translator=lambda n: _only(
-            {m.num_heads for m in n.modules() if isinstance(m, nn.MultiheadAttention)}
-        ),
-        VisionTransformer=lambda n: _only({x.heads for x in n.blocks}),
-        Scores=lambda n: n.classifier.config.num_heads[0],
-    )
-
-
-def _unfold(b: Built) -> Any:
-    return b.of(
-        RecurrentCNN=lambda n: _only({len(x.norms) - 1 for x in n.body if hasattr(x, "norms")})
-    )
-
-
-def _layers(b: Built) -> Any:
-    def of_translator(net: Translator) -> int:
-        assert len(net.encoder) == len(net.decoder)
-        return len(net.encoder)
-
-    return b.of(
-        ReluRNN=lambda n: n.rnn.num_layers,
-        StackedReluLM=lambda n: n.rnn.num_layers,
-        RecurrentCNN=lambda n: 1 + sum(hasattr(x, "norms") for x in n.body),
-        CifarResNet=lambda n: len(_convolutions(n)) + 1,
-        DeepResNet=_deep_layers,
-        VisionTransformer=lambda n: len(n.blocks),
-        Scores=lambda n: sum(len(stage.blocks) for stage in _swin(n).encoder.layers),
-        Translator=of_translator,
-    )
-
-
-def _deep_layers(net: DeepResNet) -> int:
-    """Count convolutions and read-out, without the convolutions of skips."""
-    branches = [m for block in net.blocks for m in block.branch.modules()]
-    return 2 + sum(isinstance(m, nn.Conv2d) for m in branches)
-
-
-def _width(b: Built) -> Any:
-    return b.of(
-        ReluRNN=lambda n: n.rnn.hidden_size,
-        StackedReluLM=lambda n: n.rnn.hidden_size,
-        RecurrentCNN=lambda n: _only({m.out_channels for m in _convolutions(n)}),
-        CifarResNet=lambda n: n.stem[0].out_channels,
-        DeepResNet=lambda n: n.stem[0].out_channels,
-        VisionTransformer=lambda n: n.readout.in_features,
-        Scores=lambda n: _swin(n).embeddings.patch_embeddings.projection.out_channels,
-        Translator=lambda n: n.embedding.embedding_dim,
-    )
-
-
-def _model(b: Built) -> str:
-    return {
-        ReluRNN: "ReLU RNN",
-        StackedReluLM: "stacked ReLU RNN",
-        RecurrentCNN: "recurrent CNN",
-        CifarResNet: "ResNet of He et al. for CIFAR-10",
-        DeepResNet: "ResNet of He et al. for ImageNet",
-        VisionTransformer: "ViT of Dosovitskiy et al.",
-        Scores: "Swin transformer of Liu et al.",
-        Translator: "transformer of Vaswani et al.",
-    }[type(b.net)]
-
-
 def _sequence_length(b: Built) -> Any:
     inputs = b.task.train.inputs
-    return b.of(
-        ReluRNN=inputs.shape[1],
-        StackedReluLM=inputs.shape[1],
-        Translator=lambda n: _only({n.source, inputs.shape[1] - n.source}),
-    )
+    if isinstance(b.net, Translator):
+        return _only((b.net.source, inputs.shape[1] - b.net.source))
+    return inputs.shape[1] if isinstance(b.net, ReluRNN | StackedReluLM) else "none"
 
 
 def _path_sgd_has_no_decay(b: Built) -> float:
@@ -393,27 +388,17 @@ def _path_sgd_has_no_decay(b: Built) -> float:
     return 0.0 if decay == "none" else decay
 
 
+OF_NETWORK = (
+    *("model", "width", "layers", "embedding", "inner", "heads", "readout", "unfold", "halving"),
+    *("dropout_inner", "dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"),
+    "carried_state",
+)
 METERS: dict[str, Callable[[Built], Any]] = {
     "data": _data,
     "held_out": _held_out,
-    "model": _model,
-    "width": _width,
-    "layers": _layers,
-    "embedding": _embedding,
-    "inner": _inner,
-    "heads": _heads,
-    "readout": _readout,
+    **{field: partial(Built.of, field=field) for field in OF_NETWORK},
     "vocabulary": _vocabulary,
-    "unfold": _unfold,
     "normalisation": _normalisation,
-    "halving": lambda b: b.of(
-        RecurrentCNN=_halves_recurrent,
-        CifarResNet=_halves_cifar,
-        DeepResNet=_halves_deep,
-        Scores=lambda n: {
-            (True, True, True, False): "by merging patches before the second to fourth stage"
-        }[tuple(stage.downsample is not None for stage in _swin(n).encoder.layers)],
-    ),
     "optimizer": _optimizer,
     "momentum": lambda b: (
         "none"
@@ -438,13 +423,6 @@ METERS: dict[str, Callable[[Built], Any]] = {
     "decay": _path_sgd_has_no_decay,
     "clip": lambda b: "none" if b.trainer.clip is None else b.trainer.clip,
     "dropout": _dropout,
-    "dropout_inner": _dropout_inner,
-    "dropout_inputs": lambda b: b.of(StackedReluLM=lambda n: n.enter.p),
-    "dropout_layers": lambda b: b.of(StackedReluLM=lambda n: n.rnn.dropout),
-    "dropout_words": lambda b: b.of(StackedReluLM=lambda n: n.dropout_words),
-    "weight_drop": lambda b: b.of(StackedReluLM=lambda n: n.weight_drop),
-    # a state that is carried would be a buffer
-    "carried_state": lambda b: b.of(StackedReluLM=lambda n: bool(list(n.buffers()))),
     "sequence_length": _sequence_length,
     "augmentation": lambda b: {None: "none", crop_and_flip: "crop-flip"}[b.trainer.augment],
     "smoothing": _smoothing,

@@ -24,8 +24,7 @@ from zoo import trained
 import pathspace as ps
 from pathspace.models.nested import leaves
 from pathspace.training import suggest
-from pathspace.training.experiments.reproduce.leaderboard_run import Run, prepared
-from pathspace.training.experiments.reproduce.leaderboard_tasks import TASKS
+from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
 from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.suggest import STEPS, falls, follow
 

@@ -25,10 +25,10 @@ from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_t
 from pathspace.training.experiments.reproduce.trial_cache import (
     TRIALS,
     TrialCache,
+    connected,
     run_all,
     run_here,
 )
-from pathspace.training.experiments.reproduce.workers import connected
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 1, batch_size=400, options=(("hidden", 3),))
 WORKER = """
@@ -118,30 +118,17 @@ def test_another_worker_runs_the_trials_of_one_that_is_killed(
         wait_for("both workers", lambda: len(cluster.scheduler.workers) == 2)
         with ThreadPoolExecutor() as pool:
             killed = pool.submit(kill, victim, tmp_path / "stuck")
-            result = call(
-                "reproduce",
-                "small",
-                "--scale",
-                "fetched",
-                "--cluster",
-                cluster.scheduler_address,
-                "--out",
-                "records",
-            )
+            place = ("--cluster", cluster.scheduler_address, "--out", "records")
+            result = call("reproduce", "small", "--scale", "fetched", *place)
             killed.result()
-    assert (
-        "This experiment has no record." in result.output and victim.returncode == -signal.SIGKILL
-    )
-    assert (
-        all(same(ours, run_trial(trial)) for ours, trial in zip(found, trials, strict=True))
-        and len(found) == 4
-    )
+    assert "This experiment has no record." in result.output
+    assert victim.returncode == -signal.SIGKILL and len(found) == 4
+    assert all(same(ours, run_trial(trial)) for ours, trial in zip(found, trials, strict=True))
     # what ended is in the caller's folder and in the journal, with the provenance of the worker
     journal = Path("records/small-trials.jsonl")
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert {line["key"] for line in lines} == {trial.key for trial in trials} and lines[0][
-        "provenance"
-    ]["processor"]
+    assert {line["key"] for line in lines} == {trial.key for trial in trials}
+    assert lines[0]["provenance"]["processor"]
     assert [TrialCache("empty", journal).find(trial) for trial in trials] == found
     assert [TrialCache(TRIALS).find(trial) for trial in trials] == found
     assert not list((tmp_path / "stuck" / TRIALS).glob("*.json"))
@@ -196,30 +183,23 @@ def test_what_a_worker_finds_at_home_is_what_was_asked_for(
 def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.workers.connected.__wrapped__.__defaults__",
+        "pathspace.training.experiments.reproduce.trial_cache.connected.__wrapped__.__defaults__",
         (0.2,),
     )
     (tmp_path / "scheduler.json").write_text("{}")
+    nobody = "No Dask scheduler answers at"
+    there = ("--cluster", "tcp://127.0.0.1:1")
     for words, message in (
-        (
-            ("race", "--cluster", "tcp://127.0.0.1:1"),
-            "No Dask scheduler answers at 'tcp://127.0.0.1:1'; start one",
-        ),
-        (("race", "--cluster", "strange://here"), "No Dask scheduler answers at 'strange://here'"),
-        (("race", "--cluster", "scheduler.json"), "No Dask scheduler answers at 'scheduler.json'"),
-        (
-            ("toy", "--cluster", "tcp://127.0.0.1:1"),
-            "'toy' with --jobs 1 found --cluster",
-        ),
-        (
-            ("race", "--cluster", "tcp://127.0.0.1:1", "--jobs", 2),
-            "'race' with --jobs 2 found --cluster",
-        ),
+        (("race", *there), f"{nobody} 'tcp://127.0.0.1:1'; start one"),
+        (("race", "--cluster", "strange://here"), f"{nobody} 'strange://here'"),
+        (("race", "--cluster", "scheduler.json"), f"{nobody} 'scheduler.json'"),
+        (("toy", *there), "'toy' with --jobs 1 found --cluster"),
+        (("race", *there, "--jobs", 2), "'race' with --jobs 2 found --cluster"),
     ):
         result = call("reproduce", *words)
         assert result.exit_code == 2 and message in flat(result.stderr), result.output
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.workers.find_spec", lambda _: None
+        "pathspace.training.experiments.reproduce.trial_cache.find_spec", lambda _: None
     )
     with pytest.raises(
         InputError,

@@ -325,7 +325,6 @@ def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
 def test_recurrent_layers_alone_have_no_free_scale_in_the_last_one(layers: int) -> None:
-    torch.manual_seed(0)
     rnn = torch.nn.RNN(
         4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True
     ).double()

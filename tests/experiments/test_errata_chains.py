@@ -107,7 +107,6 @@ def test_the_square_of_a_sum_over_nodes_keeps_the_sum(nodes: int) -> None:
     its derivative has the sum as a factor, so the printed one is too small by about the number
     of nodes.
     """
-    torch.manual_seed(0)
     eta, g = 0.01, torch.randn(nodes, 5).double()
     z = torch.randn(nodes, 5).double().requires_grad_()
     terms = 1 - eta * torch.cosine_similarity(z, g, dim=1)

@@ -252,7 +252,6 @@ def test_softmax_is_positive_and_nothing_of_it_definite() -> None:
 
 def test_gates_weigh_and_omit_nothing() -> None:
     """The cell of an LSTM hands on the product of its forget gates; a highway layer mixes."""
-    torch.manual_seed(0)
     cell, inputs = nn.LSTMCell(3, 4).double(), torch.randn(6, 1, 3).double()
     nn.init.zeros_(cell.weight_hh)
     first = torch.randn(1, 4).double().requires_grad_()
@@ -306,7 +305,6 @@ def test_a_sum_over_sampled_words_is_not_the_sum_over_all() -> None:
     divided by it can pass 1; times ``n / k`` its mean is right, and its logarithm is low by half
     the relative variance.
     """
-    torch.manual_seed(0)
     words, sampled, draws = 2000, 100, 4000
     scores = torch.randn(words).double()
     whole = scores.exp().sum()
@@ -326,7 +324,6 @@ def test_rows_of_the_read_out_are_not_the_vectors_nearest_to_contexts() -> None:
     """A vector added to all rows of ``U`` leaves all probabilities and moves every distance; so
     does a linear map of ``U`` against that of ``v``.
     """
-    torch.manual_seed(0)
     rows, contexts = torch.randn(12, 4).double(), torch.randn(50, 4).double()
     chosen = (contexts @ rows.T).argmax(1)
 

@@ -17,14 +17,13 @@ from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
 from zoo.subject import Subject, change
 from zoo.trained import TRAINED, antibody_tokens, load, params
-from zoo.trained_figures import parts_of, squares, trained_by, wanted
+from zoo.trained_figures import parts_of, squares
 from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
 from pathspace.gauge.pairs import Pairs
 from pathspace.pruning.compare import Comparison
-from pathspace.training import GSGD
 
 # (networks of millions of weights)
 pytestmark = pytest.mark.slow
@@ -165,24 +164,19 @@ def compared_after_changes_of_channels(name: str, left: float) -> Comparison:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
-)
+LARGE = ("antiberty", "efficientnet-lite0")
+SMALL = ("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
+
+
+@pytest.mark.parametrize("name", params(*SMALL, *LARGE))
 def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
-    assert compared_after_changes_of_channels(name, left=0.8).same
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", params("antiberty", "efficientnet-lite0"))
-def test_channels_of_large_networks(name: str) -> None:
-    found = compared_after_changes_of_channels(name, left=0.6)
-    assert found.distance <= SAME
+    found = compared_after_changes_of_channels(name, left=0.6 if name in LARGE else 0.8)
+    if name not in LARGE:
+        assert found.same
     # (running variances near 0 lose digits, as their eps does not scale)
-    assert all("running_var" in tensor for tensor in found.differ)
+    assert found.distance <= SAME and all("running_var" in tensor for tensor in found.differ)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_norms_are_folded_and_bounds_lifted(name: str) -> None:
@@ -211,7 +205,6 @@ PURPOSES = (
 )
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "silero-vad"))
 def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
@@ -233,7 +226,6 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
     assert change(wanted, subject.outputs(moved)) <= (0.0 if exact else SAME)
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet"))
 def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
@@ -276,7 +268,6 @@ def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
         assert change(before, after) <= STANDS
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad")
 )
@@ -288,14 +279,6 @@ def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
     verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
     assert verdict.accepted and verdict.compared == "outputs"
     assert verdict.units == found.units and verdict.dimension == found.dimension
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_running_variances_of_trained_networks_are_no_reason_to_reject_a_proof(name: str) -> None:
-    subject = subject_of(name)
-    verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
-    assert verdict.accepted and verdict.compared == "outputs", verdict.reason
 
 
 @pytest.mark.parametrize("name", params("mtcnn-pnet", "silero-vad", "efficientnet-lite0"))
@@ -337,21 +320,10 @@ def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None
         assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "crepe-tiny"))
-def test_path_norms_do_not_see_the_gauge(name: str) -> None:
-    subject, body, norms = subject_of(name, torch.float64), TRAINED[name].body, []
-    assert body is not None
-    for model in (subject.copy(), subject.moved(0)):
-        norms.append(ps.path_norm(ps.trace(body(model), *subject.args), 2, log=True))
-    assert norms[0] == pytest.approx(norms[1], abs=1e-9)
-
-
 # where the part ends whose path norm is taken: what stands behind fixes scales
 UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
 
 
-@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", params(*UNTIL))
 def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:
@@ -377,28 +349,6 @@ def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
     classes = torch.tensor([722, 736])
     record = chain.observe(F.cross_entropy, *subject.args, classes)
     assert record.cosines.shape == (9, 2) and bool(record.cosines.isfinite().all())
-
-
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "silero-vad"))
-def test_steps_on_path_values_train_it_whatever_its_gauge(name: str) -> None:
-    subject = subject_of(name, torch.float64)
-    target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
-    losses = [
-        trained_by(
-            subject, model, target, lambda m: GSGD(m.named_parameters(), lr=1e-6, skeleton=skeleton)
-        )
-        for model in (subject.copy(), subject.moved(0))
-    ]
-    assert losses[0][-1] < losses[0][0]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-onet", "silero-vad"))
-def test_canonical_form_is_the_same_function(name: str) -> None:
-    subject = subject_of(name, torch.float64)
-    model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
-    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
 
 
 @torch.no_grad()

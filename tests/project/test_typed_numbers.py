@@ -62,7 +62,7 @@ def of_recipes(document: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", sorted(REPRODUCE.rglob("page.md")), ids=lambda path: path.parent.name
+    "page", sorted(REPRODUCE.rglob("*.md")), ids=lambda path: "-".join(path.parts[-2:])
 )
 def test_heads_of_pages_have_fields_in_place_of_numbers(page: Path) -> None:
     assert numbers(page.read_text(encoding="utf-8")) == []

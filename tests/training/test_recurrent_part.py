@@ -63,28 +63,30 @@ def test_with_one_layer_gsgd_is_sgd() -> None:
     torch.testing.assert_close(weights(one), weights(two), rtol=1e-12, atol=1e-12)
 
 
+class Layers(nn.Module):
+    """Recurrent layers of some kind as a model."""
+
+    def __init__(self, rnn: nn.Module) -> None:
+        super().__init__()
+        self.rnn = rnn
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.rnn(x)[0]
+        return result
+
+
 def test_gsgd_of_the_part_is_that_of_the_layers_as_a_model() -> None:
-    class Whole(nn.Module):
-        def __init__(self, rnn: nn.RNN) -> None:
-            super().__init__()
-            self.rnn = rnn
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.rnn(x)[0]
-            return result
-
     one, two = language_model(), language_model()
-    part = Whole(two.rnn)
+    part = Layers(two.rnn)
     graph = ps.trace(part, torch.ones(1, 5, 3, dtype=torch.float64))
     assert graph.num_units == 4
     inner = GSGD(part.named_parameters(), lr=0.1, skeleton=graph.skeleton())
     rest = torch.optim.SGD([*two.embedding.parameters(), *two.readout.parameters()], lr=0.1)
-    expected = learn(two, recurrent_gsgd(one, 0.1, (TOKENS,)).__class__([inner, rest]))
+    expected = learn(two, Shell([inner, rest]))
     assert learn(one, recurrent_gsgd(one, 0.1, (TOKENS,))) == pytest.approx(expected, rel=1e-12)
     plain = language_model()
-    assert learn(plain, torch.optim.SGD(plain.parameters(), lr=0.1)) != pytest.approx(
-        expected, rel=1e-4
-    )
+    by_sgd = learn(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
+    assert by_sgd != pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
@@ -119,32 +121,14 @@ def test_kappa_is_the_sum_over_paths_of_the_layers() -> None:
 
 
 def test_steps_before_the_batch_and_models_without_one_stack() -> None:
-    class Steps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.RNN(3, 4, nonlinearity="relu", bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.rnn(x)[0]
-            return result
-
-    model = Steps()
+    model = Layers(nn.RNN(3, 4, nonlinearity="relu", bias=False))
     (example,) = RecurrentPart(model).example(model, (torch.randn(5, 2, 3),))
     assert torch.equal(example, torch.ones(5, 1, 3))
     with pytest.raises(InputError, match=r"Linear has 0 recurrent modules, expected one nn\.RNN"):
         recurrent_gsgd(nn.Linear(2, 2), 0.1, (torch.ones(1, 2),))
+    two = nn.Sequential(ReluRNN(2, 3, 2), ReluRNN(2, 3, 2))
     with pytest.raises(InputError, match="Sequential has 2 recurrent modules"):
-        recurrent_path_sgd(
-            nn.Sequential(ReluRNN(2, 3, 2), ReluRNN(2, 3, 2)), 0.1, (torch.ones(1, 4, 2),)
-        )
-
-
-class Other(nn.Module):
-    """A model with recurrent layers of another kind."""
-
-    def __init__(self, rnn: nn.Module) -> None:
-        super().__init__()
-        self.rnn = rnn
+        recurrent_path_sgd(two, 0.1, (torch.ones(1, 4, 2),))
 
 
 @pytest.mark.parametrize("make", [recurrent_gsgd, recurrent_path_sgd])
@@ -160,4 +144,4 @@ def test_what_has_no_path_space_is_refused(
     make: Callable[..., Shell], rnn: nn.Module, words: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=words):
-        make(Other(rnn), 0.1, (torch.ones(1, 4, 5),))
+        make(Layers(rnn), 0.1, (torch.ones(1, 4, 5),))

@@ -20,9 +20,8 @@ import pathspace as ps
 from pathspace.errors import InputError
 from pathspace.training import GaugeFixed, PathSpace, penalise_
 from pathspace.training.experiments import run_folder
-from pathspace.training.experiments.recipe import Recipe, prepare
+from pathspace.training.experiments.recipe import Recipe, prepare, schedule
 from pathspace.training.experiments.run_folder import BEST, LAST
-from pathspace.training.experiments.schedules import schedule
 from pathspace.training.experiments.task import Split, Task
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.trainer import (

@@ -11,7 +11,6 @@ import pathspace as ps
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import (
     CifarResNet,
-    DeepResNet,
     RecurrentCNN,
     ReluRNN,
     StackedReluLM,
@@ -51,17 +50,7 @@ def translator() -> Example:
     return Translator(20, 4, 8, 2, 12, layers=1), (torch.randint(1, 20, (2, 9)),)
 
 
-PAPERS = [toy, language_model, recurrent_cnn, cifar_resnet, translator]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("build", [residual_cnn, stacked_rnn], ids=lambda build: build.__name__)
-def test_theorems_hold(build: Callable) -> None:
-    model, inputs = build()
-    certificate = ps.verify(model, *inputs)
-    assert certificate.holds
-    assert certificate.rank == certificate.dimension == certificate.weights - certificate.units
-    assert [getattr(certificate, f"theorem{n}")["holds"] for n in (1, 2, 3)] == [True] * 3
+PAPERS = [residual_cnn, stacked_rnn, toy, language_model, recurrent_cnn, cifar_resnet, translator]
 
 
 @pytest.mark.parametrize(
@@ -83,35 +72,25 @@ def test_counts_are_those_of_the_architecture(build: Callable, weights: int, uni
     assert (graph.num_weights, graph.num_units) == (weights, units)
 
 
-@pytest.mark.parametrize("build", [residual_cnn, stacked_rnn], ids=lambda build: build.__name__)
-def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable) -> None:
-    before = torch.get_rng_state()
-    (first, inputs), (second, same) = build(), build()
-    assert torch.equal(first(*inputs), second(*same)) and torch.equal(before, torch.get_rng_state())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("build", PAPERS, ids=lambda build: build.__name__)
-def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(
-    build: Callable,
-) -> None:
+def test_models_are_verified_with_nothing_pinned_but_by_positions(build: Callable) -> None:
     model, inputs = build()
     certificate = ps.verify(model, *inputs)
     assert certificate.holds
-    assert {pin["reason"] for pin in certificate.pinned} <= {
-        "shares one scale with the buffer places"
-    }
+    reasons = {pin["reason"] for pin in certificate.pinned}
+    assert reasons <= {"shares one scale with the buffer places"}
     assert certificate.dimension == certificate.weights - certificate.units
 
 
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
 def test_residual_networks_have_the_sizes_of_their_paper(depth: int, parameters: float) -> None:
     assert round(sum(p.numel() for p in CifarResNet(depth).parameters()) / 1e6, 2) == parameters
-    assert sum(p.numel() for p in DeepResNet(18).parameters()) == 11_689_512
+    with pytest.raises(InputError, match="depth 21 does not exist"):
+        CifarResNet(21)
 
 
 def test_blocks_of_residual_networks_have_regularisers() -> None:
-    torch.manual_seed(0)
     x = torch.randn(64, 1, 8, 8)
     block = ResNetBlock(1, 1, 1, scale=0.0)
     assert torch.equal(block(x), x.relu())
@@ -126,7 +105,6 @@ def test_blocks_of_residual_networks_have_regularisers() -> None:
 
 
 def test_a_penalty_on_activations_has_the_gradient_of_their_squares() -> None:
-    torch.manual_seed(0)
     x, outputs = torch.randn(4, 2, 5, 5).double(), []
     block, plain = ResNetBlock(2, 2, 1, activity=0.3).double(), ResNetBlock(2, 2, 1).double()
     plain.load_state_dict(block.state_dict())
@@ -136,19 +114,6 @@ def test_a_penalty_on_activations_has_the_gradient_of_their_squares() -> None:
     (plain(x).sum() + sum(0.15 * a.square().sum() for a in outputs)).backward()
     for one, other in zip(block.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
-
-
-def test_depth_that_does_not_exist_is_one_sentence() -> None:
-    with pytest.raises(InputError, match="depth 21 does not exist"):
-        CifarResNet(21)
-
-
-def test_recurrent_convolution_is_unfolded_three_times_with_one_kernel() -> None:
-    model, inputs = recurrent_cnn()
-    calls: list[int] = []
-    model.body[0].recur.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[index, union-attr]
-    model(*inputs)
-    assert len(calls) == 3
 
 
 def test_translator_looks_neither_ahead_nor_at_padding() -> None:

@@ -8,16 +8,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.augment import MARGIN, augmentation, crop_and_flip
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.models.translator import Translator
-from pathspace.training.experiments.recipe import Recipe, prepare
+from pathspace.training.experiments.recipe import (
+    MARGIN,
+    Recipe,
+    augmentation,
+    crop_and_flip,
+    prepare,
+    schedule,
+)
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
-from pathspace.training.experiments.schedules import schedule
 from pathspace.training.experiments.tasks import load_task
 from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.experiments.trainer import Training, lightning_trainer, run_epochs
@@ -30,11 +35,9 @@ SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden
     [
         ("linear", {0.0: 1.0, 0.25: 0.75}),
         ("linear 0.2", {0.0: 0.0, 0.1: 0.5, 0.2: 1.0, 0.6: 0.5, 1.0: 0.0}),
-        ("linear 0", {0.0: 1.0, 0.25: 0.75}),
         ("constant 0.2", {0.0: 0.0, 0.1: 0.5, 0.2: 1.0, 1.0: 1.0}),
         ("drops 0.5 0.75 0.875", {0.0: 1.0, 0.499: 1.0, 0.5: 0.1, 0.8: 0.01, 0.9: 0.001}),
         ("cosine", {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}),
-        ("cosine 0", {0.0: 1.0, 0.5: 0.5, 1.0: 0.0}),
         ("cosine 0.2", {0.0: 0.0, 0.1: 0.5, 0.2: 1.0, 0.6: 0.5, 1.0: 0.0}),
         ("inverse-root 0.25", {0.125: 0.5, 0.25: 1.0, 1.0: 0.5}),
     ],
@@ -54,43 +57,15 @@ def test_schedules_that_are_none_are_refused(name: str) -> None:
         schedule(name)
 
 
-def test_the_inverse_root_is_that_of_the_original_transformer() -> None:
-    """``width^-0.5 min(step^-0.5, step warm-up^-1.5)``, up to its largest value."""
-    steps, warm = 400, 100
-    factor = schedule(f"inverse-root {warm / steps}")
-    assert factor is not None
-    for step in (1, 50, 100, 300):
-        original = min(step**-0.5, step * warm**-1.5) / warm**-0.5
-        assert factor(step / steps) == pytest.approx(original)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "gsgd", "gadam"])
+@pytest.mark.parametrize("kind", ["sgd", "gsgd", "gadam"])
 def test_decay_is_handed_to_the_optimizer(kind: str) -> None:
-    task = load_task("digits-rows", hidden=3)
-    settings = [
-        {
-            group["weight_decay"]
-            for group in prepare(task, Recipe(kind, decay=decay))[1].param_groups
-        }
-        for decay in (0.0, 0.25)
-    ]
-    assert settings == [{0.0}, {0.25}]
-    ends = [
-        run_trial(replace(SMALL, optimizer=kind, lr=0.01, epochs=1, decay=d)).valid_losses
-        for d in (0.0, 0.25)
-    ]
-    assert ends[0] != ends[1]
-
-
-def test_decay_where_there_is_none_and_decay_that_is_none() -> None:
-    with pytest.raises(InputError, match="has no weight decay"):
-        prepare(load_task("digits-rows", hidden=3), Recipe("path-sgd", decay=0.1))
-    with pytest.raises(InputError, match="found decay=-1"):
-        Recipe("sgd", decay=-1.0)
-    assert (
-        "decay" not in Recipe("sgd").settings()
-        and Recipe("sgd", decay=0.1).settings()["decay"] == 0.1
-    )
+    task, ends = load_task("digits-rows", hidden=3), []
+    for decay in (0.0, 0.25):
+        groups = prepare(task, Recipe(kind, decay=decay))[1].param_groups
+        assert {group["weight_decay"] for group in groups} == {decay}
+        trial = replace(SMALL, optimizer=kind, lr=0.01, epochs=1, decay=decay)
+        ends.append(run_trial(trial).valid_losses)
+    assert ends[0] != ends[1] and "decay" not in Recipe("sgd").settings()
 
 
 def test_images_are_moved_and_mirrored() -> None:
@@ -134,15 +109,12 @@ def test_training_alone_is_augmented_and_repeats_itself() -> None:
 
 
 def test_recurrent_weights_are_dropped_in_training_only() -> None:
-    model, tokens = (
-        StackedReluLM(9, embedding=4, hidden=30, layers=2, weight_drop=0.5),
-        torch.randint(9, (3, 6)),
-    )
+    model = StackedReluLM(9, embedding=4, hidden=30, layers=2, weight_drop=0.5)
+    tokens = torch.randint(9, (3, 6))
     plain = StackedReluLM(9, embedding=4, hidden=30, layers=2)
     plain.load_state_dict(model.state_dict())
-    assert not torch.equal(model(tokens), plain(tokens)) and not torch.equal(
-        model(tokens), model(tokens)
-    )
+    assert not torch.equal(model(tokens), plain(tokens))
+    assert not torch.equal(model(tokens), model(tokens))
     torch.testing.assert_close(model.eval()(tokens), plain(tokens))
     # what is dropped has no gradient, and entering weights are never dropped
     model.train()(tokens).sum().backward()
@@ -161,17 +133,3 @@ def test_dropout_and_smoothing_of_the_translator() -> None:
     plain, smooth = token_loss(scores, targets), token_loss(scores, targets, 0.1)
     every = -scores.log_softmax(-1).mean(-1)[targets >= 0].mean()
     torch.testing.assert_close(smooth, 0.9 * plain + 0.1 * every)
-
-
-def test_dropout_is_refused_where_there_is_no_place_for_it() -> None:
-    from pathspace.training.experiments.tasks.digits import image_splits
-    from pathspace.training.experiments.tasks.images import image_task
-
-    parts = image_splits()
-    with pytest.raises(InputError, match="has no dropout"):
-        image_task("digits-images", "digits", parts, "residual", 2, 1, dropout=0.5)
-    model = image_task("digits-images", "digits", parts, "recurrent", 2, 1, dropout=0.5).make_model(
-        0
-    )
-    assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5]
-    assert bool(model(parts[0].inputs[:4]).isfinite().all())

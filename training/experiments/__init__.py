@@ -1,3 +1,1 @@
-"""Tasks, models, the papers' tables and figures, and the demo; the library
-itself does not use them.
-"""
+"""Tasks, models, the papers' tables and figures, and the demo."""

@@ -43,10 +43,8 @@ class LoRARite(Optimizer):
         M <- b1 M P^T + (1 - b1) S
         A <- A - lr M R^-T
 
-    Both factors step from the same values, so that ``Z`` does not see invertible ``G`` in ``A G``,
-    ``B G^-T``. Moving averages stand in place of the paper's sums, with Adam's correction for their
-    start, as in the authors' code. A partner of 0 has the pseudo-inverse 0 for ``R^-1``: the factor
-    waits.
+    Moving averages stand in place of the paper's sums, with Adam's correction for their start, as
+    in the authors' code. A partner of 0 has the pseudo-inverse 0 for ``R^-1``: the factor waits.
 
     Reference:
         Yen et al., LoRA Done RITE: Robust Invariant Transformation Equilibration for LoRA

@@ -1,7 +1,5 @@
-"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``.
-
-Torch and the tasks are imported inside the commands, so that the help of the
-command line answers at once.
+"""The laboratory's commands: ``pathspace train``, ``reproduce``, ``demo`` and ``data``. Torch and
+the tasks are imported inside them, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -43,6 +41,14 @@ SCHEDULE_HELP = (
     "How the learning rate moves: constant, linear or cosine (to 0), 'drops 0.5 0.75' (divided by"
     " 10 at these shares of the run), 'inverse-root 0.1'; 'cosine 0.1' begins with a warm-up."
 )
+DECAY_HELP = "Weight decay, or of path values; else the optimizer's own."
+DROPOUT_HELP = "Share of values dropped; else the task's own."
+PATIENCE_HELP = "Stop after so many epochs without a lower validation metric; keep the best."
+OUT_HELP = (
+    "Folder of metrics.csv, result.json, last.ckpt (every half minute) and best.ckpt; else"
+    " runs/TASK-OPTIMIZER-lrLR-seedSEED."
+)
+DEVICES_HELP = "Processes that share every pass; else those that torchrun has started, or one."
 INIT_HELP = (
     "default keeps the initial weights; unit-skeleton sets those of the skeleton to +1 or -1,"
     " without which the steps of gsgd are multiplied by up to 1e13."
@@ -61,6 +67,9 @@ SEEDS_HELP = (
     " fetched, the spread of the first 5 determines it."
 )
 
+MOST_SEEDS_HELP = "With --scale fetched: at most so many, however many their spread asks for."
+CLUSTER_HELP = "Run on the workers of a Dask cluster: its scheduler's address, or its file."
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this package to the command line."""
@@ -76,41 +85,21 @@ def register(app: typer.Typer) -> None:
 def train(
     task: Annotated[str, Argument(metavar="TASK", callback=known_task, help=TASK_HELP)],
     optimizer: Annotated[str, Option(help=OPTIMIZER_HELP)] = "gsgd",
-    lr: Annotated[
-        float | None, Option(help="Learning rate.", show_default="the optimizer's own")
-    ] = None,
+    lr: Annotated[float | None, Option(help="Learning rate; else the optimizer's own.")] = None,
     schedule: Annotated[str, Option(metavar="NAME", help=SCHEDULE_HELP)] = "constant",
-    decay: Annotated[
-        float | None,
-        Option(min=0, help="Weight decay, or of path values.", show_default="the optimizer's own"),
-    ] = None,
-    clip: Annotated[
-        float | None,
-        Option(min=0, help="Largest norm of a step's gradient.", show_default="no bound"),
-    ] = None,
+    decay: Annotated[float | None, Option(min=0, help=DECAY_HELP)] = None,
+    clip: Annotated[float | None, Option(min=0, help="Largest norm of a step's gradient.")] = None,
     augment: Annotated[
         str, Option(metavar="NAME", help="Random changes of training images: none, or crop-flip.")
     ] = "none",
-    dropout: Annotated[
-        float | None,
-        Option(min=0, max=1, help="Share of values dropped.", show_default="the task's own"),
-    ] = None,
+    dropout: Annotated[float | None, Option(min=0, max=1, help=DROPOUT_HELP)] = None,
     epochs: Annotated[int, Option(min=1, help="Passes over the training split.")] = 60,
-    patience: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Stop after so many epochs without a lower validation metric; keep the best.",
-            show_default="train to the last epoch",
-        ),
-    ] = None,
+    patience: Annotated[int | None, Option(min=1, help=PATIENCE_HELP)] = None,
     batch_size: Annotated[int, Option(min=1, help="Examples per pass through the model.")] = 32,
     accumulate: Annotated[
         int, Option(min=1, help="Passes per step, whose gradients are weighted by examples.")
     ] = 1,
-    hidden: Annotated[
-        int | None, Option(min=1, help="Size of the model.", show_default="the task's own")
-    ] = None,
+    hidden: Annotated[int | None, Option(min=1, help="Size of the model; else the task's.")] = None,
     data: DataOption = None,
     tau: Annotated[
         float, Option(min=0, help="Strength of the penal connection; residual models only.")
@@ -120,14 +109,7 @@ def train(
     ] = 0,
     rule: Annotated[SkeletonRule, Option(help="Of the skeleton.")] = SkeletonRule.modulo,
     init: Annotated[Init | None, Option(help=INIT_HELP, show_default="the optimizer's own")] = None,
-    out: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="Folder of metrics.csv, result.json, last.ckpt (every half minute), best.ckpt.",
-            show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
-        ),
-    ] = None,
+    out: Annotated[str | None, Option(metavar="DIR", help=OUT_HELP)] = None,
     resume: Annotated[
         bool, Option("--resume", help="Continue from last.ckpt; on a CPU bit for bit.")
     ] = False,
@@ -135,14 +117,7 @@ def train(
         bool, Option("--overwrite", help="Start a new run in the folder of another.")
     ] = False,
     device: DeviceOption = "cpu",
-    devices: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Processes that share every pass, or those that torchrun has started.",
-            show_default="1",
-        ),
-    ] = None,
+    devices: Annotated[int | None, Option(min=1, help=DEVICES_HELP)] = None,
     precision: Annotated[
         str, Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
     ] = "32-true",
@@ -150,8 +125,7 @@ def train(
         bool, Option("--tensorboard", help="Also write the metrics for TensorBoard.")
     ] = False,
     diagnostics: Annotated[
-        int | None,
-        Option(min=1, metavar="STEPS", help="Measure the run every so many steps."),
+        int | None, Option(min=1, metavar="STEPS", help="Measure the run every so many steps.")
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -185,23 +159,9 @@ def reproduce(
         str, Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: Annotated[int, Option(min=1, help="Processes, each on one thread.")] = 1,
-    cluster: Annotated[
-        str | None,
-        Option(
-            metavar="ADDRESS",
-            help="Run on the workers of a Dask cluster: its scheduler's address, or its file.",
-            show_default=False,
-        ),
-    ] = None,
+    cluster: Annotated[str | None, Option(metavar="ADDRESS", help=CLUSTER_HELP)] = None,
     seeds: Annotated[int | None, Option(min=2, help=SEEDS_HELP, show_default=False)] = None,
-    most_seeds: Annotated[
-        int | None,
-        Option(
-            min=2,
-            help="With --scale fetched: at most so many, however many their spread asks for.",
-            show_default="no bound",
-        ),
-    ] = None,
+    most_seeds: Annotated[int | None, Option(min=2, help=MOST_SEEDS_HELP)] = None,
     shrink: Annotated[
         int, Option(min=1, help="Divide all budgets by this, for a test of the command.")
     ] = 1,
@@ -251,10 +211,7 @@ def demo(
 
 
 def list_data() -> None:
-    """List the data sets that can be fetched, with their licences, where they come from, and
-    where they are.
-    """
-    from rich.console import Console
+    """List the data sets that can be fetched: licences, where they come from, where they are."""
     from rich.table import Column, Table
 
     from .data import SOURCES, fetched
@@ -264,14 +221,13 @@ def list_data() -> None:
     for name, source in SOURCES.items():
         folder = str(fetched(name) or "not fetched")
         table.add_row(name, source.about, source.licence, source.place, folder)
-    Console().print(table)
+    _console().print(table)
 
 
 def fetch_data(
     name: Annotated[str, Argument(metavar="NAME", help="A name of pathspace data list.")],
     out: Annotated[
-        str | None,
-        Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache"),
+        str | None, Option(metavar="DIR", help="Folder for the data; else the user's cache.")
     ] = None,
 ) -> None:
     """Download a data set in packages of Debian (by apt-get), check its digests,

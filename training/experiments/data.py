@@ -1,6 +1,4 @@
-"""Data sets in packages of Debian: ``pathspace data fetch NAME`` downloads, checks and unpacks
-them.
-"""
+"""Data sets in packages of Debian: ``pathspace data fetch NAME`` brings, checks, unpacks them."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ from .names import expect_known
 
 @dataclass(frozen=True)
 class Source:
-    """Data in packages, which ``apt-get download`` brings to every user: for each package, path
-    inside it -> SHA-256 of the file. ``symbols`` of a text is how many characters its alphabet has.
-    """
+    """Data in packages of Debian: path in each -> SHA-256; ``symbols`` of a text's alphabet."""
 
     about: str
     licence: str
@@ -80,18 +76,19 @@ def fetch(name: str, folder: Path | None = None) -> Path:
         _run(["apt-get", "download", *wanted.debian], temporary, wanted)
         for archive in Path(temporary).glob("*.deb"):
             _run(["dpkg-deb", "-x", str(archive), str(unpacked)], temporary, wanted)
-        for package, files in wanted.debian.items():
-            for path, digest in files.items():
-                found = digest_of(unpacked / path)
-                if found != digest:
-                    raise InputError(
-                        f"The file '{path}' of the package {package} has the digest"
-                        f" {found or 'of no file'}, expected {digest}; its contents have changed,"
-                        " so figures would not be comparable: to use it all the same, give its"
-                        " folder with --data DIR."
-                    )
-        for path in (path for files in wanted.debian.values() for path in files):
-            shutil.copyfile(unpacked / path, folder / Path(path).name)
+        files = [pair for some in wanted.debian.values() for pair in some.items()]
+        paths = [(unpacked / path, digest) for path, digest in files]
+        for path, digest in paths:
+            found = digest_of(path)
+            if found != digest:
+                raise InputError(
+                    f"The file '{path.name}' of {wanted.place} has the digest"
+                    f" {found or 'of no file'}, expected {digest}; its contents have changed,"
+                    " so figures would not be comparable: to use it all the same, give its"
+                    " folder with --data DIR."
+                )
+        for path, _ in paths:
+            shutil.copyfile(path, folder / path.name)
     return folder
 
 
@@ -109,10 +106,8 @@ def given(task: str, data: str | None, name: str) -> Path:
 
 
 def bible_text(path: Path) -> str:
-    """Read the text in the format of Debian's package: windows of 64 KiB, each
-    packed like ``compress`` does.
-
-    The file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
+    """Read the text of Debian's package: windows of 64 KiB, each packed like ``compress`` does. The
+    file has a header (``EC02``, at byte 88 the number of windows and then where each begins,
     big-endian); the three bytes that begin the first window stand for all.
     """
     content = path.read_bytes()
@@ -143,21 +138,19 @@ def digest_of(path: Path) -> str:
 
 
 def _run(command: list[str], folder: str, wanted: Source) -> None:
-    names = list(wanted.debian)
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise InputError(
-            f"The data is in Debian's {', '.join(names)}, and there is no {command[0]} here: unpack"
-            " elsewhere and give the files with --data DIR."
+            f"The data is in {wanted.place}, and there is no {command[0]} here: unpack elsewhere"
+            " and give the files with --data DIR."
         ) from error
     if done.returncode:
         lines = done.stderr.splitlines()
         # (both programs print warnings before the error itself)
         errors = [line for line in lines if line.startswith("E:")] or lines[-1:] or ["no reason"]
         said = " ".join(errors[0].split()).rstrip(".")
-        what = f"package {names[0]}" if len(names) == 1 else f"{len(names)} packages"
         raise InputError(
-            f"{command[0]} could not bring the {what} ({said}); check the network, and run 'apt-get"
-            " update' first."
+            f"{command[0]} could not bring {wanted.place} ({said}); check the network, and run"
+            " 'apt-get update' first."
         )

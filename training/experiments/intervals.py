@@ -31,13 +31,8 @@ class Interval:
         )
 
 
-def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's
-    distribution of ``n - 1`` degrees.
-
-    The values should be independent and nearly normal. With three values ``t`` is 4.30, so that
-    such an interval is wide.
-    """
+def t_interval(values: Sequence[float]) -> Interval:
+    """Return ``mean ± t s / sqrt(n)``, with Student's ``t`` of ``n - 1`` degrees."""
     count = len(values)
     if count == 0:
         return Interval(math.nan, math.nan, 0)
@@ -45,4 +40,4 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Inter
     if count == 1:
         return Interval(mean, math.nan, 1)
     error = float(np.std(values, ddof=1)) / math.sqrt(count)
-    return Interval(mean, float(stats.t.ppf((1 + confidence) / 2, count - 1)) * error, count)
+    return Interval(mean, float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error, count)

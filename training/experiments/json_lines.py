@@ -10,10 +10,7 @@ from typing import Any
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file in order; a missing file has none.
-
-    Lines that hold no complete object are left out: a kill cuts off the last one.
-    """
+    """Yield the objects of a file in order, without lines that a kill cut off; none of no file."""
     if not Path(path).is_file():
         return
     for line in Path(path).read_text(encoding="utf-8").splitlines():

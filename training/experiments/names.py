@@ -1,6 +1,4 @@
-"""The names of tasks and experiments without an import of torch, so that a wrong
-name is an error at once.
-"""
+"""The names of tasks and experiments without torch: a wrong name is an error at once."""
 
 from __future__ import annotations
 
@@ -67,14 +65,7 @@ def experiments_help() -> str:
 
 
 def expect_known(what: str, name: str, names: Iterable[str]) -> None:
-    """Refuse a name that does not exist.
-
-    Example:
-        >>> expect_known("data set", "bibel", ["bible"])
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: There is no data set 'bibel' (did you mean bible?); choose one of: bible.
-    """  # noqa: E501
+    """Refuse a name that does not exist."""
     names = list(names)
     if name not in names:
         raise InputError(

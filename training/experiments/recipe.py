@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import pathspace as ps
 from pathspace.errors import InputError, expect_numbers
@@ -30,8 +32,8 @@ UNFIT = ("LBFGS", "SparseAdam")
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer that users choose by name: what makes it from model, learning rate, skeleton and
-    example inputs; default rate and start; default weight decay, ``None`` where it has none.
+    """An optimizer that users choose by name: what makes it from model, rate, skeleton and example
+    inputs; default rate and start; default weight decay, ``None`` where it has none.
     """
 
     make: Callable[[nn.Module, float, Skeleton | None, tuple[Tensor, ...]], torch.optim.Optimizer]
@@ -66,6 +68,10 @@ def _path_sgd(
     return PathSGD(model.named_parameters(), lr=lr, model=model, example=one, second=False)
 
 
+def _on_part(make: Any) -> Any:
+    return lambda model, lr, _, example: make(model, lr, example)
+
+
 _UNIT: Init = "unit-skeleton"
 OPTIMIZERS = {
     "gsgd": OptimizerKind(partial(_on_paths, GSGD), 0.05, _UNIT, needs_skeleton=True),
@@ -77,12 +83,8 @@ OPTIMIZERS = {
     "momentum": OptimizerKind(partial(_of_torch, torch.optim.SGD, momentum=0.9), 0.02),
     "adam": OptimizerKind(partial(_of_torch, torch.optim.Adam), 0.002),
     "path-sgd": OptimizerKind(_path_sgd, 0.5, _UNIT, None),
-    "recurrent-gsgd": OptimizerKind(
-        lambda model, lr, _, example: recurrent_gsgd(model, lr, example), 0.05, _UNIT
-    ),
-    "recurrent-path-sgd": OptimizerKind(
-        lambda model, lr, _, example: recurrent_path_sgd(model, lr, example), 0.05, _UNIT, None
-    ),
+    "recurrent-gsgd": OptimizerKind(_on_part(recurrent_gsgd), 0.05, _UNIT),
+    "recurrent-path-sgd": OptimizerKind(_on_part(recurrent_path_sgd), 0.05, _UNIT, None),
 }
 
 
@@ -101,22 +103,12 @@ def optimizer_kind(name: str) -> OptimizerKind:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is initialised and optimised.
+    """How a model is initialised and optimised; ``None`` takes the optimizer's own default.
 
     The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``,
-    as large as 1e13 with common initialisations; ``init="unit-skeleton"`` sets every skeleton
-    weight to +1 or -1, so that every multiplier is 1. It changes the initial function, so a fair
-    comparison starts other optimizers there, too.
-
-    ``None`` takes the optimizer's own default. ``decay`` is of path values for optimizers on those;
-    ``seed`` is of the model, and of the skeleton of the rule ``"random"``.
-
-    Raises:
-        InputError: a name is unknown, a number out of range, or the optimizer has no weight decay.
-
-    Example:
-        >>> Recipe("sgd", lr=0.1).settings()
-        {'optimizer': 'sgd', 'lr': 0.1, 'init': 'default', 'seed': 0}
+    as large as 1e13 with common initialisations. With ``init="unit-skeleton"`` skeleton weights are
+    +1 or -1 and multipliers 1: another initial function, from which a fair comparison starts
+    others, too. ``decay`` is of path values for optimizers on those.
     """
 
     optimizer: str = "gsgd"
@@ -186,3 +178,62 @@ def prepare(task: Task, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimize
             )
         group.update(given)
     return model, optimizer
+
+
+MARGIN = 4
+
+
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Shift each image by up to four pixels, zeros at the border; mirror half of the images."""
+    if images.dim() != 4:
+        raise InputError(
+            f"The augmentation crop-flip found examples of shape {tuple(images.shape[1:])},"
+            " expected images of shape (channels, Y, X); leave it out, or choose a task of images."
+        )
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (MARGIN,) * 4)
+    up, left = torch.randint(2 * MARGIN + 1, (2, count))
+    rows = up[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    mirrored = torch.rand(count) < 0.5
+    columns[mirrored] = columns[mirrored].flip(1)
+    place = torch.arange(count)[:, None, None]
+    # (B, Y, X, channels): indices beside a slice come first
+    moved = padded[place, :, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).contiguous()
+
+
+def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the augmentation of this name, ``None`` for ``none``."""
+    expect_known("augmentation", name, ("none", "crop-flip"))
+    return crop_and_flip if name == "crop-flip" else None
+
+
+Factor = Callable[[float], float]
+NAMES = "constant, constant W, linear, linear W, cosine, cosine W, drops AT AT ..., inverse-root W"
+
+
+def schedule(name: str) -> Factor | None:
+    """Return the factor of every learning rate, as a function of the completed share of a run."""
+    kind, *words = name.split() or [""]
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        shares = [math.nan]
+    right = all(0 <= share < 1 for share in shares)
+    if kind == "drops" and shares and right:
+        return lambda share: 0.1 ** sum(share >= at for at in shares)
+    if kind == "constant" and not shares:
+        return None
+    warm = shares[0] if shares else 0.0
+    after: dict[str, Factor] = {
+        "constant": lambda _: 1.0,
+        "linear": lambda x: (1 - x) / (1 - warm),
+        "cosine": lambda x: (1 + math.cos(math.pi * (x - warm) / (1 - warm))) / 2,
+        "inverse-root": lambda x: math.sqrt(warm / x),
+    }
+    if kind not in after or len(shares) > 1 or not right or (kind == "inverse-root" and not warm):
+        raise InputError(
+            f"There is no schedule '{name}'; choose one of: {NAMES}, with shares W, AT of the run."
+        )
+    return lambda share: share / warm if share < warm else after[kind](share)

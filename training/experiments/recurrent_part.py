@@ -1,8 +1,6 @@
-"""Path space for the recurrent layers of a model alone, and descent on the weights
-of all that is around them.
-
-The path-space paper trains its language models so (section 5.2). The outputs of the layers have
-fixed scales there, because the read-out is outside: the units of the last layer are not free.
+"""Path space for the recurrent layers of a model alone, and descent on the weights around them, as
+the path-space paper trains its language models (section 5.2). The outputs of the layers have fixed
+scales there, because the read-out is outside: the units of the last layer are not free.
 """
 
 from __future__ import annotations
@@ -20,13 +18,7 @@ from ..path_sgd import PathSGD
 
 
 class RecurrentPart(nn.Module):
-    """The recurrent layers of a model, one stack of ``nn.RNN``, as a network of their own, from the
-    inputs of all steps to all outputs.
-
-    Raises:
-        InputError: the model has no such layers, or several.
-        UnsupportedError: it is an LSTM, a GRU or a tanh network, whose units have no free scales.
-    """
+    """The recurrent layers of a model, one ``nn.RNN``, as a network: all inputs to all outputs."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -77,12 +69,11 @@ def recurrent_gsgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> S
 
 
 def recurrent_path_sgd(model: nn.Module, lr: float, inputs: tuple[Tensor, ...]) -> Shell:
-    """Return Path-SGD for the recurrent layers, whose inputs can be set to
-    one, and SGD for the rest.
+    """Return Path-SGD for the recurrent layers, whose inputs can be set to one, and SGD for the
+    rest.
 
-    The size of ``kappa`` grows with the numbers of steps and outputs, while the rest of the model
-    has a rate without it. Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean
-    of ``kappa`` at the start.
+    Both get comparable steps: the rate of Path-SGD is ``lr`` times the mean of ``kappa`` at the
+    start, which grows with the numbers of steps and outputs.
     """
     part = RecurrentPart(model)
     example = part.example(model, inputs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,9 @@ class Split:
 class Task:
     """A learning problem: data, model, loss and metric.
 
-    The validation split chooses settings and gives no gradients; the test split is evaluated once,
-    after all choices. ``make_model`` maps a seed to a newly initialised model, always the same.
-    ``loss`` and ``metric`` map outputs and targets to a mean over the batch; a lower metric is
-    better, and a run with a final validation metric above ``hopeless`` counts as failed.
+    The validation split chooses settings; the test split is evaluated once. ``make_model`` maps a
+    seed to a new model. Loss and metric are means over the batch; a lower metric is better, and a
+    run that ends above ``hopeless`` counts as failed.
     """
 
     name: str
@@ -63,10 +63,7 @@ class Task:
 
     @classmethod
     def of(cls, name: str, what: str, parts: Sequence[Split], items: str, **more: Any) -> Task:
-        """Return a task whose description, what it is about, ends with the sizes of its splits.
-
-        ``items`` names the examples, and ``more`` are the further fields.
-        """
+        """Return a task whose description ends with the sizes of its splits, of such ``items``."""
         train, valid, test = parts
         sizes = f"{len(train)} training, {len(valid)} validation and {len(test)} test {items}"
         return cls(name, f"{what}; {sizes}", train, valid, test, **more)
@@ -133,3 +130,14 @@ def classes_task(name: str, what: str, parts: Sequence[Split], items: str, **mor
 def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``."""
     return (outputs.argmax(dim=1) != targets).float().mean()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context with one thread: faster for small matrices, and the same everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -16,13 +16,11 @@ from pathspace.errors import InputError
 from pathspace.files.writing import ensure_writable, write_text
 
 from ..penal import penalise_
-from .augment import augmentation
-from .recipe import Recipe, prepare
-from .reproduce.provenance import versions
+from .recipe import Recipe, augmentation, prepare, schedule
+from .reproduce.trial import versions
 from .run_folder import LAST
-from .schedules import schedule
+from .task import one_thread
 from .tasks import Task, load_task
-from .threads import one_thread
 from .trainer import Score, Training, lightning_trainer, run_epochs, score_split
 
 
@@ -147,7 +145,6 @@ def _result(training: Training, score: Score | None, best: bool) -> dict[str, An
 
 
 def _table(task: Task, result: Mapping[str, Any]) -> Table:
-    """Return what the JSON tells, as a table."""
     title = f"{task.name} with {result['settings']['optimizer']}"
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_row("task", task.description)

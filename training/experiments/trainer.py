@@ -1,4 +1,4 @@
-"""Training on Lightning: a task, its model and its optimizer as one module, and what a run keeps.
+"""Training on Lightning: a task, its model and its optimizer as one module.
 
 Lightning owns loops, devices, processes, early stopping, logs and checkpoints. What is here decides
 the numbers of a run: the order of the examples, weights of unequal passes, means in float64.
@@ -65,35 +65,14 @@ class Training(LightningModule):
     """A task, a model and an optimizer, for :func:`lightning_trainer` and :func:`run_epochs`.
 
     The order of the batches and every other random number depend on ``seed`` alone. On a CPU a
-    resumed run is bitwise equal to an uninterrupted one.
-
-    Args:
-        task: data, loss and metric.
-        model: trained in place.
-        optimizer: any optimizer over the parameters of ``model``.
-        epochs: passes over the training split.
-        batch_size: examples per pass through the model; the last of an epoch may be smaller.
-        accumulate: passes per step, whose gradients are weighted by examples.
-        seed: of the order of the batches and of the noise of the model.
-        schedule: completed share of the run's steps -> factor of every learning rate.
-        clip: upper bound of the gradient norm of a step; ``None`` for none.
-        augment: changes the inputs of a training pass.
-        settings: plain values; only a run with equal ones resumes a checkpoint.
+    resumed run is bitwise equal to an uninterrupted one. A step takes the gradients of
+    ``accumulate`` passes, weighted by examples; ``schedule`` maps the completed share of the run's
+    steps to a factor of every learning rate; ``settings`` are plain values, and only a run with
+    equal ones resumes a checkpoint.
 
     Attributes:
         records: one per finished epoch.
         diverged: whether a loss stopped being finite.
-
-    Raises:
-        InputError: a number is out of range, or a split is empty.
-
-    Example:
-        >>> from pathspace.training.experiments.tasks import load_task
-        >>> task = load_task("digits-rows", hidden=8)
-        >>> model = task.make_model(0)
-        >>> run = Training(task, model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=1)
-        >>> len(run_epochs(run, lightning_trainer(run)))
-        1
     """
 
     def __init__(
@@ -169,10 +148,9 @@ class Training(LightningModule):
         return _loader(split, BatchSampler(rows, EVALUATION_BATCH, drop_last=False))
 
     def rows(self, epoch: int) -> Tensor:
-        """Return the order of the examples in an epoch, counted from 0, later ones later.
-
-        Recorded runs took theirs from a ``DataLoader`` with a ``RandomSampler``, which draw one
-        number and two permutations per epoch: the first permutation is the order.
+        """Return the order of the examples in an epoch, counted from 0, later ones later: as
+        recorded runs had it from a ``DataLoader``, the first of two permutations after one number,
+        per epoch.
         """
         rows = torch.empty(0)
         for _ in range(self._drawn, epoch + 1):
@@ -284,9 +262,7 @@ class Training(LightningModule):
 
 
 class _Passes(Sampler[Tensor]):
-    """The examples of this process in each pass of an epoch, from where Lightning's counters stand
-    when the first is asked for: a resumed run has set them then.
-    """
+    """This process's examples of each pass, from where a resumed epoch's counters stand."""
 
     def __init__(self, run: Training) -> None:
         self.run = run
@@ -319,26 +295,14 @@ def lightning_trainer(
     devices: int | None = None,
     precision: str = "32-true",
 ) -> Trainer:
-    """Return Lightning's trainer for a run.
+    """Return Lightning's trainer for a run; without a run, check device and precision alone.
 
-    Args:
-        training: the run; ``None`` asks for device and precision alone.
-        folder: for ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
-            validation metric; ``None`` keeps no files.
-        patience: with a folder, stop after so many epochs without a lower validation metric, and
-            take the weights of the best epoch; ``None`` trains to the last epoch.
-        tensorboard: also write event files into the folder.
-        bar: show a progress bar, on standard error.
-        callbacks: further ones.
-        device: Lightning's name of an accelerator, such as ``cpu`` and ``cuda``.
-        devices: processes on this machine; ``None`` for those of ``torchrun``, or one. Gradients
-            and means are by examples: the run is that of one process, to rounding, but for noise
-            and batch norm.
-        precision: Lightning's name, such as ``64-true`` and ``bf16-mixed``.
-
-    Raises:
-        InputError: a name is unknown, a device is not there, a package is missing, or the folder
-            cannot be made.
+    A folder gets ``metrics.csv``, ``last.ckpt`` and ``best.ckpt``, the weights of the lowest
+    validation metric. With it, ``patience`` stops after so many epochs without a lower one, and
+    takes the weights of the best. ``bar`` is on standard error. ``device`` and ``precision`` are
+    Lightning's names; ``devices`` are processes on this machine, ``None`` for those of
+    ``torchrun``, or one. Gradients and means are by examples: the run is that of one process, to
+    rounding, but for noise and batch norm.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -376,15 +340,9 @@ def lightning_trainer(
 
 
 def run_epochs(training: Training, trainer: Trainer, resume: Path | None = None) -> list[Record]:
-    """Train to the last epoch, until patience is exhausted, or until a loss is not finite.
-
-    Args:
-        training: the run.
-        trainer: :func:`lightning_trainer` of the run.
-        resume: a checkpoint to continue from.
-
-    Returns:
-        One record per epoch, those before an interruption included.
+    """Train to the last epoch, until patience is exhausted, or until a loss is not finite; return
+    one record per epoch, those before an interruption included. ``resume`` is a checkpoint to
+    continue from.
 
     Raises:
         InputError: the checkpoint cannot be read, or is that of a run with other settings.

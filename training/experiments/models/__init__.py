@@ -1,7 +1,5 @@
-"""The models of the papers and of the leaderboard, and two examples.
-
-The examples return ``(model, example_args)``. They are targets one can type, for example
-``pathspace verify pathspace.training.experiments.models:residual_cnn``.
+"""The models of the papers and of the leaderboard, and two examples ``(model, example_args)`` for
+the command line, such as ``pathspace verify pathspace.training.experiments.models:residual_cnn``.
 
 Example:
     >>> model, inputs = stacked_rnn()
@@ -13,10 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .recurrent import RecurrentCNN, ReluRNN, StackedReluLM
-from .residual import ResidualCNN, Toy
-from .resnet import CifarResNet, DeepResNet
-from .swin import swin
-from .transformer import CharacterGPT, VisionTransformer
+from .resnet import CifarResNet, DeepResNet, ResidualCNN, Toy
+from .transformer import CharacterGPT, VisionTransformer, swin
 from .translator import Translator
 
 Example = tuple[nn.Module, tuple[Tensor, ...]]

@@ -8,13 +8,7 @@ from torch.nn.functional import dropout as dropped
 
 
 class ReluRNN(nn.Module):
-    """A stack of ReLU recurrent layers without biases, and a linear read-out of the last step.
-
-    ``h_t = relu(W_i x_t + W_r h_(t-1))``, ``h_0 = 0``, ``y = W_o h_T``.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, equations (1) and (2).
-    """
+    """A stack of ReLU recurrent layers without biases, and a read-out of the last step."""
 
     def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1) -> None:
         super().__init__()
@@ -34,10 +28,6 @@ class StackedReluLM(nn.Module):
     Dropout acts before the read-out, on the embedded tokens (``dropout_inputs``) and between
     layers; ``dropout_words`` drops the embedding of some tokens everywhere, and ``weight_drop``
     leaves out a share of the recurrent weights in each training pass.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2,
-        appendix A.2 and Table 3.
     """
 
     def __init__(
@@ -94,14 +84,8 @@ class StackedReluLM(nn.Module):
 
 
 class RecurrentConv(nn.Module):
-    """``h_t = relu(norm_t(F x + R h_(t-1)))`` for t = 1..unfold, ``h_0 = relu(norm_0(F x))``.
-
-    The same two kernels are used at every step; each step has batch statistics of
-    its own, as states differ.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations,
-        section 5.3 and appendix A.3.
+    """``h_t = relu(norm_t(F x + R h_(t-1)))`` for t = 1..unfold, ``h_0 = relu(norm_0(F x))``: two
+    kernels for all steps, and batch statistics of its own for each, as states differ.
     """
 
     def __init__(self, inputs: int, width: int, unfold: int) -> None:
@@ -121,14 +105,11 @@ class RecurrentConv(nn.Module):
 
 class RecurrentCNN(nn.Module):
     """A convolution, recurrent layers with pooling between them, and a linear read-out of the
-    maximum.
+    maximum, with dropout before it.
 
     With ``overlapping`` the image is halved as Liang and Hu do: by maxima over 3 x 3, after the
     first layer and in the middle of the recurrent ones; otherwise by maxima over 2 x 2, after each
-    of the first two recurrent layers. Dropout acts before the read-out only.
-
-    Reference:
-        Liang and Hu, Recurrent convolutional neural network for object recognition, section 3.3.
+    of the first two recurrent layers.
     """
 
     def __init__(

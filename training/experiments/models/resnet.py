@@ -47,10 +47,9 @@ class Rectifier(nn.Module):
 class ResNetBlock(nn.Module):
     """``relu(skip(x) + branch(x))``, a branch of two or three convolutions with batch norm.
 
-    A ``deep`` block has three convolutions, of which the second has the stride, in place of two of
-    3 x 3. Where the shape changes the skip is a convolution of 1 x 1 (``project``, option B of the
-    original paper); otherwise it takes every second pixel and pads the new channels with zeros
-    (option A). ``scale`` is the first value of a learned factor for each channel of the branch
+    A ``deep`` block has three, of which the second has the stride. Where the shape changes the skip
+    is a convolution of 1 x 1 (``project``), or takes every second pixel and pads the new channels
+    with zeros. ``scale`` is the first value of a learned factor for each channel of the branch
     (LayerScale), ``drop`` the share of the samples whose branch is dropped in a training step
     (stochastic depth).
     """
@@ -102,9 +101,7 @@ class ResNetBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks (widths 1, 2, 4, ... times ``width``; all but the first
-    halve the image) and a linear read-out.
-    """
+    """A stem, stages of blocks (widths 1, 2, 4, ... times ``width``), and a linear read-out."""
 
     def __init__(
         self,
@@ -134,12 +131,7 @@ class ResNet(nn.Module):
 
 
 class CifarResNet(ResNet):
-    """The network of ``6 n + 2`` layers for small images; ``more`` are settings of its blocks.
-
-    Reference:
-        He et al., Deep residual learning for image recognition, section 4.2; Learnable
-        Markov chain paper, Table 3.
-    """
+    """The network of ``6 n + 2`` layers of He et al. for small images, section 4.2."""
 
     def __init__(
         self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float
@@ -154,13 +146,7 @@ class CifarResNet(ResNet):
 
 
 class DeepResNet(ResNet):
-    """The network of 18 to 152 layers for large images; with ``small``, for images of 32 pixels,
-    the stem has a kernel of 3 x 3 and halves nothing, in place of 7 x 7 and two halvings.
-
-    Reference:
-        He et al., Deep residual learning for image recognition, Table 1; Learnable Markov chain
-        paper, Tables 2 and 3.
-    """
+    """The network of 18 to 152 layers of He et al., Table 1; with ``small``, for 32 pixels."""
 
     def __init__(
         self,
@@ -179,3 +165,58 @@ class DeepResNet(ResNet):
         if not small:
             stem.append(nn.MaxPool2d(3, 2, padding=1))
         super().__init__(stem, width, BLOCKS[depth], outputs, deep=depth >= DEEP, project=True)
+
+
+class ResidualBlock(nn.Module):
+    """``x + V relu(U x)`` with 3 x 3 convolutions ``U`` and ``V``, ``inner`` channels between."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(width, inner, 3, padding=1)
+        self.leave = nn.Conv2d(inner, width, 3, padding=1)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Map (B, width, Y, X) to the same shape."""
+        result: Tensor = stream + self.leave(torch.relu(self.enter(stream)))
+        return result
+
+
+class ResidualCNN(nn.Module):
+    """A stem, residual blocks, global average pooling and a linear read-out."""
+
+    def __init__(
+        self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, width, 3, padding=1)
+        self.blocks = nn.Sequential(*(ResidualBlock(width, inner) for _ in range(blocks)))
+        self.readout = nn.Linear(width, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
+        stream = self.blocks(torch.relu(self.stem(images)))
+        result: Tensor = self.readout(torch.relu(stream).mean(dim=(2, 3)))
+        return result
+
+
+class Toy(nn.Module):
+    """``y = w relu(x_2)``, ``x_2 = x_1 + B relu(x_1)``, ``x_1 = A x``: three linear layers 2-4-4-1
+    without biases, 8 + 16 + 4 = 28 parameters; without ``skip``, ``x_2 = B relu(x_1)``. The paper
+    fixes the numbers of layers and parameters; of all widths, these have a middle layer with an
+    identity skip.
+    """
+
+    def __init__(self, skip: bool = True) -> None:
+        super().__init__()
+        self.enter = nn.Linear(2, 4, bias=False)
+        self.middle = nn.Linear(4, 4, bias=False)
+        self.leave = nn.Linear(4, 1, bias=False)
+        self.skip = skip
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Map points of shape (B, 2) to values of shape (B, 1)."""
+        state = self.enter(points)
+        branch = self.middle(torch.relu(state))
+        state = state + branch if self.skip else branch
+        result: Tensor = self.leave(torch.relu(state))
+        return result

@@ -1,6 +1,4 @@
-"""Transformers with norms before the branches: one for small images, and
-one that continues text.
-"""
+"""Transformers with norms before the branches: for images, and one that continues text."""
 
 from __future__ import annotations
 
@@ -8,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pathspace.errors import InputError
+
 
 class TransformerBlock(nn.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; ``causal``: positions see only those
-    before them.
-    """
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``; ``causal``: none looks ahead."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -37,9 +35,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, a class token, blocks, and a linear read-out of the class token; ``size`` and
-    ``patch`` are heights and widths.
-    """
+    """Patches, a class token, blocks, and a linear read-out of the class token."""
 
     def __init__(
         self,
@@ -69,9 +65,7 @@ class VisionTransformer(nn.Module):
 
 
 class CharacterGPT(nn.Module):
-    """Embeddings of characters and positions, causal blocks, and scores for the next character at
-    every position, of which there are at most ``length``.
-    """
+    """Embeddings, causal blocks, and scores for the next character at every position."""
 
     def __init__(
         self, characters: int, length: int, width: int = 32, heads: int = 2, layers: int = 2
@@ -90,3 +84,49 @@ class CharacterGPT(nn.Module):
         stream = self.blocks(self.characters(text) + self.positions(places))
         result: Tensor = self.readout(self.norm(stream))
         return result
+
+
+# blocks of the stages but the third, which has the rest; features of a head
+STAGE, HEAD = 2, 32
+
+
+class Scores(nn.Module):
+    """A classifier of transformers, from images to scores alone."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images of shape (B, 3, Y, X) to scores of shape (B, outputs)."""
+        scores: Tensor = self.classifier(images).logits
+        return scores
+
+
+def swin(width: int = 96, layers: int = 24, outputs: int = 1000) -> nn.Module:
+    """Return a Swin transformer of four stages for images of 224 x 224, with patches of 4 x 4 and
+    windows of 7 x 7 of them, as the library transformers has it (Liu et al., Swin transformer,
+    section 3.3).
+    """
+    try:
+        from transformers import SwinConfig, SwinForImageClassification
+    except ImportError as error:
+        raise InputError(
+            "The Swin transformer needs the package transformers, which is not installed;"
+            " run: pip install 'pathspace[demo]'."
+        ) from error
+    third = layers - 3 * STAGE
+    if width < HEAD or width % HEAD or third < 1:
+        raise InputError(
+            f"A Swin transformer got width = {width} and layers = {layers}; give a multiple of"
+            f" {HEAD} and at least {3 * STAGE + 1} layers, such as 96 and 24."
+        )
+    config = SwinConfig(
+        embed_dim=width,
+        depths=(STAGE, STAGE, third, STAGE),
+        num_heads=[width // HEAD * 2**stage for stage in range(4)],
+        num_labels=outputs,  # type: ignore[call-arg]
+        # as the others: no dropout, also of whole branches
+        drop_path_rate=0.0,
+    )
+    return Scores(SwinForImageClassification(config))

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 
 def sinusoids(length: int, width: int) -> Tensor:
-    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length,
-    width).
-
-    Reference:
-        Vaswani et al., Attention is all you need, section 3.5.
-    """
+    """Return the position codes ``sin(t / 10000^(2i/width))`` and cosines, (length, width)."""
     angles = torch.arange(length)[:, None] * torch.exp(
         -math.log(1e4) * torch.arange(0, width, 2) / width
     )
@@ -26,16 +21,9 @@ class Translator(nn.Module):
     """Encoder and decoder layers, and one embedding for both languages.
 
     A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence
-    shifted by one, so that a data loader has one tensor to carry. Token 0 pads.
-
-    Dropout acts at the ends of the branches and on the embedded tokens. ``original`` is as the
-    original has it: norms after the sums, no dropout in the middle of the branches, and a read-out
-    with the embedding's weights. Otherwise norms are inside the branches, dropout is in their
-    middle, too, and the read-out has weights of its own.
-
-    Reference:
-        Vaswani et al., Attention is all you need; Rethinking skip connection model as a learnable
-        Markov chain, section 3.1.
+    shifted by one. Token 0 pads. Norms are inside the branches, dropout is also in their middle,
+    and the read-out has weights of its own. The ``original`` of Vaswani et al. has norms after the
+    sums, dropout at the ends of the branches alone, and a read-out with the embedding's weights.
     """
 
     places: Tensor

@@ -1,14 +1,8 @@
-"""The papers' tables and figures rerun: ``pathspace reproduce NAME``.
+"""The papers' tables and figures rerun: ``pathspace reproduce NAME``."""
 
-An experiment trains ``Trial`` s through a resumable ``TrialCache``
-(:mod:`~pathspace.training.experiments.reproduce.trial_cache`), by the protocol of
-:mod:`~pathspace.training.experiments.reproduce.tuning`; verdicts follow Holm's rule
-(:mod:`~pathspace.training.experiments.reproduce.holm`); the page is written from the records alone.
-"""
-
-from . import convolutions, leaderboard, sequences, texts, timing, toys
-from .experiment import Experiment, Setting, experiment
+from . import convolutions, leaderboard, sequences, timing, toys
 from .paired_comparison import draw_paired_comparison
+from .tuning import Experiment, Setting, experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     name: experiment(name, run, draw)
@@ -16,11 +10,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         ("optimizers", leaderboard.run, leaderboard.draw),
         ("race", sequences.race, draw_paired_comparison),
         ("smnist", sequences.smnist, sequences.draw_smnist),
-        ("language", texts.language, draw_paired_comparison),
+        ("language", sequences.language, draw_paired_comparison),
         ("rcnn", convolutions.rcnn, draw_paired_comparison),
         ("time", timing.run, timing.draw),
         ("toy", toys.toy, toys.draw_toy),
-        ("translation", texts.translation, texts.draw_translation),
+        ("translation", sequences.translation, sequences.draw_translation),
         ("image", convolutions.image, draw_paired_comparison),
         ("depth", convolutions.depth, draw_paired_comparison),
         ("regularisers", convolutions.regularisers, draw_paired_comparison),

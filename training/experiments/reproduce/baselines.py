@@ -1,6 +1,4 @@
-"""Test metrics of simple baselines and of published networks; a comparison of optimizers needs
-arms that are better than these.
-"""
+"""Test metrics of simple baselines and of published networks, which arms have to beat."""
 
 from __future__ import annotations
 
@@ -12,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..task import Split, Task
+from ..task import Split, Task, one_thread
 from ..tasks.translation import token_accuracy_error
-from ..threads import one_thread
-from .provenance import task_data
+from .trial import task_data
 
 # Published metrics on the data of a task as it is: all training images, in their own size. Those of
 # another kind of network are shown, and decide nothing: a recurrence with gates is no bar for one
@@ -37,10 +34,17 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     """Return the test metrics of the baselines for a task, simple and published; lower is better.
 
     Logistic regression on the whole input where there are classes; where every token is followed by
-    the next, the table of pairs of tokens, each counted once more than it occurs. For translations
-    that table knows the target words only.
+    the next, the table of pairs of tokens, for translations that of the target words.
     """
-    return _simple(task_data(name, options)) | published(name, options)
+    task, found = task_data(name, options), {}
+    train = task.train
+    if train.targets.dim() == 1 and train.inputs.is_floating_point():
+        found = {"logistic regression": _logistic_regression(task)}
+    elif task.metric is token_accuracy_error or (
+        train.targets.shape == train.inputs.shape and bool((train.targets >= 0).all())
+    ):
+        found = {"bigram table": _bigrams(task)}
+    return found | published(name, options)
 
 
 def published(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
@@ -48,19 +52,7 @@ def published(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     return {} if CUT & dict(options).keys() else PUBLISHED.get(name, {})
 
 
-def _simple(task: Task) -> dict[str, float]:
-    if task.train.targets.dim() == 1 and task.train.inputs.is_floating_point():
-        return {"logistic regression": _logistic_regression(task)}
-    if task.metric is token_accuracy_error or (
-        task.train.targets.shape == task.train.inputs.shape
-        and bool((task.train.targets >= 0).all())
-    ):
-        return {"bigram table": _bigrams(task)}
-    return {}
-
-
 def _bigrams(task: Task) -> float:
-    """The metric of a table of pairs: a target token and the one before it."""
     length = task.train.targets.shape[1]
     with torch.no_grad():
         size = task.make_model(0)(task.test.inputs[:1]).shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,21 +17,18 @@ from pathspace.errors import InputError
 from pathspace.files.pictures import save
 from pathspace.files.writing import ensure_writable, make_folder, write_text
 
+from ..json_lines import read_lines
 from ..names import expect_known
 from ..trainer import lightning_trainer
-from . import EXPERIMENTS, Experiment, Setting
-from .experiment import TUNING_SEEDS, fresh_seeds
-from .page import render
-from .provenance import together
+from . import EXPERIMENTS
+from .baselines import published
+from .page import in_words, render, render_recipes, render_statements, with_tables
 from .recipes import load_cells
-from .recipes.page import render as render_recipes
-from .record import Record, judged_again
+from .record import Record, Table, judged_again
 from .statements import Judged, judge_all, load_statements
-from .statements.page import in_words, with_tables
-from .statements.page import render as render_statements
-from .trial_cache import TRIALS, TrialCache, run_all
-from .up_to_date import up_to_date
-from .workers import connected
+from .trial import Outcome, Trial, together
+from .trial_cache import TRIALS, TrialCache, connected, run_all
+from .tuning import TUNING_SEEDS, Experiment, Setting, fresh_seeds
 
 COLUMNS = (
     TextColumn("{task.description}"),
@@ -55,11 +52,7 @@ def run_reproduction(
     device: str = "cpu",
     cluster: str | None = None,
 ) -> Record | None:
-    """Run one experiment and write its record, its picture and the page of all records in the
-    folder ``out``; or write one of :data:`PAGES`, which has no record.
-
-    The other arguments are the options of ``pathspace reproduce``.
-    """
+    """Run one experiment and write record, picture and page; or write one of :data:`PAGES`."""
     folder = Path(out)
     if name in PAGES:
         PAGES[name](folder, console)
@@ -161,13 +154,11 @@ def _write_statements(folder: Path) -> list[Judged]:
 
 
 def _write_claims(folder: Path, console: Console) -> None:
-    """Judge every statement of the papers by the records and by the tests."""
     said = in_words(_write_statements(folder))
     console.print(f"Wrote {folder.with_name('claims.md')}: {said}.", highlight=False)
 
 
 def _write_recipes(folder: Path, console: Console) -> None:
-    """Write the page of the papers' recipes."""
     _write(page := folder.with_name("paper-recipes.md"), render_recipes())
     console.print(f"Wrote {page}: {len(load_cells())} cells.", highlight=False)
 
@@ -181,18 +172,9 @@ PAGES = {"page": _write_again, "claims": _write_claims, "recipes": _write_recipe
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
     """Refuse a scale that an experiment does not have, and the paper's setting without its data."""
-    what = {"fetched": "setting for fetched data", "full": "paper's own setting"}
-    having = {
-        "embedded": [*EXPERIMENTS],
-        "fetched": [name for name, one in EXPERIMENTS.items() if one.fetched],
-        "full": [name for name, one in EXPERIMENTS.items() if one.needs],
-    }[scale]
     name, needs = experiment.name, experiment.needs
-    if name not in having:
-        raise InputError(
-            f"Experiment '{name}' has no {what[scale]}; leave out --scale {scale}, or take one of:"
-            f" {', '.join(having)}."
-        )
+    if (scale == "full" and not needs) or (scale == "fetched" and not experiment.fetched):
+        raise InputError(f"Experiment '{name}' has no --scale {scale}; leave it out.")
     if scale == "full" and (data is None or not Path(data).is_dir()):
         given = "The" if data is None else f"There is no folder '{data}': the"
         raise InputError(
@@ -224,3 +206,59 @@ def show(record: Record, console: Console) -> None:
             why = f"needs about {claim['needed']} repetitions"
         said = f"{claim['statement']}: [bold]{claim['verdict']}[/]{f' ({why})' * bool(why)}"
         console.print(said, highlight=False)
+
+
+def up_to_date(record: Record, experiment: Experiment, journal: Path) -> Record:
+    """Return a record as today's code describes it, from the journal: with today's list of
+    differences and published baselines. Where the journal lacks a run, or arms end with other
+    figures, it stays.
+    """
+    if not experiment.trials or record.scale != "fetched" or not journal.is_file():
+        return record
+    # (of several lines of one trial, the last)
+    known = {
+        trial_of(line["trial"]): Outcome.from_dict(line["outcome"]) for line in read_lines(journal)
+    }
+    setting = Setting(
+        run=lambda trials: [known[trial] for trial in trials],
+        scale=record.scale,
+        seeds=fresh_seeds(max(len(arm["tests"]) for arm in record.data["arms"])),
+        tuning_seeds=TUNING_SEEDS[:1],
+        bars=published,
+    )
+    try:
+        today = experiment.run(setting)
+    except (KeyError, InputError):
+        return record
+    if _results(today) != _results(record):
+        return record
+    return replace(
+        record,
+        differs=today.differs,
+        ours=_with_published(record.ours, today.ours),
+        claims=tuple(
+            old | {"nothing": new["nothing"] or old["nothing"]}
+            for old, new in zip(record.claims, today.claims, strict=True)
+        ),
+    )
+
+
+def trial_of(values: Mapping[str, Any]) -> Trial:
+    """Return a trial from the plain values of a journal."""
+    # (some lines name a precision, which is the same for all)
+    told = {key: value for key, value in values.items() if key != "precision"}
+    told["options"] = tuple((key, value) for key, value in told.get("options", ()))
+    betas = told.get("betas")
+    return Trial(**(told | {"betas": betas and tuple(betas)}))
+
+
+def _results(record: Record) -> list[object]:
+    arms = [(arm["label"], arm["task"], arm["lr"], arm["tests"]) for arm in record.data["arms"]]
+    return [*arms, *(claim["statement"] for claim in record.claims)]
+
+
+def _with_published(ours: Table, today: Table) -> Table:
+    told = {row[0]: row for row in today.rows if "published: " in row[0]}
+    kept = [row for row in ours.rows if "published: " not in row[0] or row[0] in told]
+    names = {row[0] for row in kept}
+    return Table(ours.columns, (*kept, *(row for name, row in told.items() if name not in names)))

@@ -3,22 +3,18 @@
 A claim states that a quantity is positive. Three tests of its values over seeds give the verdict:
 
 * *better* or *worse* if the quantity differs from zero: Student's t-test, two-sided;
-* *no difference that matters* otherwise, if it lies between minus and plus the
-  margin: two one-sided t-tests;
-* *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %. It is
-  enough for no effect and for one of the margin's size; an effect between them can need more.
+* *no difference that matters* otherwise, if it lies between minus and plus the margin, the paper's
+  effect or 0.05: two one-sided t-tests;
+* *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %.
 
-The margin is the paper's effect, and 0.05 where it prints none. P-values of each kind are
-corrected by Holm's method for the number of claims of the experiment: at most one experiment in
-twenty calls anything better or worse that is not, and at most one in twenty calls an effect of the
-margin's size no difference.
+P-values of each kind are corrected by Holm's method for the number of claims of the experiment.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -36,11 +32,9 @@ LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 class Claim:
     """A claim with its statistics and its verdict.
 
-    ``printed`` is what the paper prints for the quantity, ``pattern`` how ``format`` writes it;
-    ``corrected`` and ``equivalence`` are the p-values of both tests after Holm's correction;
-    ``nothing`` says why the runs decide nothing, whatever they say. ``needed`` are the seeds of
-    :func:`seeds_for_margin`; where as many left it undecided, those that the measured effect needs.
-    ``items_low`` and ``items_high`` are of :func:`over_items`.
+    ``printed`` is what the paper prints for the quantity; ``corrected`` and ``equivalence`` are the
+    p-values of both tests after Holm's correction; ``nothing`` says why the runs decide nothing;
+    ``needed`` are the seeds of :func:`seeds_for_margin`, or those that the measured effect needs.
     """
 
     statement: str
@@ -73,16 +67,9 @@ class Claim:
             else math.nan
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; NaN becomes ``None``."""
-        return {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in asdict(self).items()
-        }
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Claim:
-        """Read what :meth:`to_dict` wrote."""
+        """Read plain values, without numbers that are not finite."""
         unknown = dict.fromkeys(
             ("mean", "low", "high", "p", "corrected", "equivalence", "items_low", "items_high"),
             math.nan,
@@ -97,11 +84,9 @@ def gain(
     printed: tuple[float, float] | None = None,
     failed: float = 1.0,
 ) -> Claim:
-    """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a
-    share of the rival's mean, seed by seed; the claim is not yet corrected for others.
-
-    A NaN is a seed that failed, which counts as ``failed``; an arm that fails more often than the
-    other is never the better one. ``printed`` has the paper's two numbers, in the same order.
+    """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a share of
+    the rival's mean, seed by seed. A NaN is a seed that failed, which counts as ``failed``; an arm
+    that fails more often than the other is never the better one.
     """
     first, second = np.array(ours, dtype=float), np.array(rival, dtype=float)
     lost = int(np.isnan(first).sum() - np.isnan(second).sum())
@@ -125,17 +110,15 @@ def positive(
 
 
 def over_items(claim: Claim, values: Grid) -> Claim:
-    """Add the interval for other seeds and other test items: the seeds of a
-    claim share one test split.
+    """Add the interval for other seeds and other test items: the seeds of a claim share one test
+    split.
 
     For values of ``S`` seeds and ``K`` parts of the test split, the variance of their mean is
-    estimated as ``var_s / S + var_k / K - var_r / (S K)``: of the seeds' means, of the parts'
-    means, and of what is left of the values without both, which the first two count twice. It is at
-    least ``var_s / S``. Student's distribution has ``min(S, K) - 1`` degrees of freedom. The
-    verdict stays that of the seeds; without values, of shape (S, K), so does the claim.
-
-    Source:
-        Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011.
+    estimated as ``var_s / S + var_k / K - var_r / (S K)``, at least ``var_s / S``: of the seeds'
+    means, of the parts' means, and of what is left without both, which the first two count twice
+    (Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011). Student's
+    distribution has ``min(S, K) - 1`` degrees of freedom. Without values, of shape (S, K), the
+    claim stays.
     """
     if min(values.shape) < 2 or not np.isfinite(values).all():
         return claim
@@ -152,10 +135,20 @@ def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     """Correct the p-values of claims for their number (Holm); give each its verdict."""
     differs = holm([claim.p for claim in claims])
     equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
-    return tuple(
-        _judged(claim, len(claims), p, q)
-        for claim, p, q in zip(claims, differs, equal, strict=True)
-    )
+    judged = []
+    for claim, p, q in zip(claims, differs, equal, strict=True):
+        verdict: Verdict = "undecided"
+        if not claim.nothing and p < LEVEL:
+            verdict = "better" if claim.mean > 0 else "worse"
+        elif not claim.nothing and q < LEVEL:
+            verdict = "no difference that matters"
+        needed = seeds_for_margin(claim, len(claims))
+        if verdict == "undecided" and not claim.nothing and needed and needed <= claim.count:
+            # The effect lies between zero and the margin: it is told from the farther of them.
+            effect = max(abs(claim.mean), claim.margin - abs(claim.mean))
+            needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, len(claims))
+        judged.append(replace(claim, corrected=p, equivalence=q, verdict=verdict, needed=needed))
+    return tuple(judged)
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -168,15 +161,12 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
-    """Return the number of seeds that decide a claim with a probability of 80 %,
-    with or without an effect.
+    """Return the number of seeds that decide a claim with a probability of 80 %, with or without an
+    effect (Julious, Sample sizes for clinical trials, chapters 3 and 5).
 
-    ``deviation`` is the standard deviation of the quantity over seeds, ``effect`` its size if it is
-    there, and the margin of "no difference that matters". By the noncentral t-distribution, at the
-    level that Holm's method gives the first of so many claims.
-
-    Source:
-        Julious, Sample sizes for clinical trials, chapters 3 and 5.
+    ``deviation`` is that of the quantity over seeds, ``effect`` its size if it is there, and the
+    margin. By the noncentral t-distribution, at the level that Holm's method gives the first of so
+    many claims.
     """
     level = LEVEL / claims
     normal = stats.norm.isf
@@ -211,19 +201,3 @@ def _tail(distance: float, claim: Claim) -> float:
         # (without spread the standard error is 0, and the sign decides)
         return 0.5 if distance == 0 else float(distance < 0)
     return float(stats.t.sf(distance / claim.error, claim.count - 1))
-
-
-def _judged(claim: Claim, claims: int, differs: float, equal: float) -> Claim:
-    verdict: Verdict = "undecided"
-    if claim.nothing:
-        pass
-    elif differs < LEVEL:
-        verdict = "better" if claim.mean > 0 else "worse"
-    elif equal < LEVEL:
-        verdict = "no difference that matters"
-    needed = seeds_for_margin(claim, claims)
-    if verdict == "undecided" and not claim.nothing and needed and needed <= claim.count:
-        # The effect lies between zero and the margin: it is told from the farther of them.
-        effect = max(abs(claim.mean), claim.margin - abs(claim.mean))
-        needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, claims)
-    return replace(claim, corrected=differs, equivalence=equal, verdict=verdict, needed=needed)

@@ -1,8 +1,4 @@
-"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons.
-
-The question comes first: is AdamW in the canonical gauge as good as AdamW from default starts, and
-better where the start was rescaled? Then come all other contenders.
-"""
+"""``optimizers``: a leaderboard from default and rescaled starts, and from unit skeletons."""
 
 from __future__ import annotations
 
@@ -11,19 +7,37 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import fmean
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from ..intervals import CONFIDENCE, t_interval
 from ..names import texts
-from .experiment import TUNING_SEEDS, Setting
 from .holm import POWER, Claim, gain, judge, seeds_needed
-from .leaderboard_run import ARMS, ONLY, SIMPLE, STARTS, Result, Run, rates
-from .leaderboard_tasks import BATCH, CHUNKS, LENGTH, RANK, STEPS, TASKS, UPRIGHT, chance
+from .leaderboard_run import (
+    ARMS,
+    BATCH,
+    CHUNKS,
+    LENGTH,
+    ONLY,
+    RANK,
+    SIMPLE,
+    STARTS,
+    STEPS,
+    TASKS,
+    UPRIGHT,
+    Result,
+    Run,
+    chance,
+    rates,
+)
+from .markdown import sentences
 from .pictures import legend, look, panels
 from .recipes.compare import FASHION_TESTS
 from .record import Record, Table, about, judged, percent, remarks
+from .tuning import TUNING_SEEDS, Setting
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -39,9 +53,7 @@ FURTHER = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """The results of a contender on a task from a start, one for each of the fresh seeds, at the
-    rate that was chosen; ``edge``: it is the lowest or highest that was tried.
-    """
+    """A contender's results on fresh seeds; ``edge``: the rate is an end of those tried."""
 
     start: str
     task: str
@@ -73,16 +85,15 @@ def cases() -> Iterator[Case]:
     """Start, task and contender of all that is compared."""
     for task in ORDER:
         for arm in ARMS:
-            for start in STARTS if arm != SIMPLE else (DEFAULT,):
-                if task in ONLY.get(arm, TASKS):
+            if task in ONLY.get(arm, TASKS):
+                for start in STARTS if arm != SIMPLE else (DEFAULT,):
                     yield start, task, arm
 
 
 def pairs() -> Iterator[tuple[str, str, Case, Case]]:
     """All claims: the family, the statement, the case that ends lower, and the other one."""
     for task in ORDER:
-        what = statement(task, SCRAMBLED, RIVAL)
-        yield "better", what, (SCRAMBLED, task, OURS), (SCRAMBLED, task, RIVAL)
+        yield "better", *of_gauge(task, SCRAMBLED, RIVAL)
     for arm in (RIVAL, "SGD"):
         for task in ORDER:
             yield f"{arm} hurt", hurts(task, arm), (DEFAULT, task, arm), (SCRAMBLED, task, arm)
@@ -90,8 +101,7 @@ def pairs() -> Iterator[tuple[str, str, Case, Case]]:
         for start in (DEFAULT, SCRAMBLED):
             for kind in KINDS:
                 if (start, kind) != (SCRAMBLED, RIVAL) and task in ONLY.get(kind, TASKS):
-                    ours = start, task, f"gauge-fixed {kind}"
-                    yield "other", statement(task, start, kind), ours, (start, task, kind)
+                    yield "other", *of_gauge(task, start, kind)
 
 
 def asked() -> set[Case]:
@@ -105,9 +115,11 @@ def compared(what: str, ours: Entry, rival: Entry) -> Claim:
     return gain(what, [a for a, _ in losses], [b for _, b in losses])
 
 
-def statement(task: str, start: str, kind: str) -> str:
-    """The claim that the gauge is better."""
-    return f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
+def of_gauge(task: str, start: str, kind: str) -> tuple[str, Case, Case]:
+    """The claim that the gauge is better, with both cases."""
+    fixed = f"gauge-fixed {kind}"
+    statement = f"{task}, {start} start: {fixed} ends lower than {kind}"
+    return statement, (start, task, fixed), (start, task, kind)
 
 
 def hurts(task: str, arm: str) -> str:
@@ -119,18 +131,18 @@ def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     """Tune and test contenders.
 
     A tuning seed tries all rates, and further ones while the best lies at an edge or the lowest
-    fails; another seed tries the best three: the rate is that of the least mean validation loss.
-    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a
-    claim needs; if these spread more than the pilot's, their spread says how many more.
+    fails; another seed tries the best three. With ``setting.by_power``, pilot seeds at that rate
+    say how many fresh seeds each pair of a claim needs; if these spread more, their spread says how
+    many more.
     """
-    bench = Bench(setting)
-    tried, best = bench.search(chosen)
+    tried, best = search(chosen, setting)
 
     def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
-        found = bench.results({(case, rate): list(seeds[case]) for case, rate in best.items()})
-        ends = {case: (some[0], some[-1]) for case, some in tried.items()}
+        found = results({(case, rate): list(seeds[case]) for case, rate in best.items()}, setting)
         return {
-            case: Entry(*case, rate, ended, setting.scale, rate in ends[case])
+            case: Entry(
+                *case, rate, ended, setting.scale, rate in (tried[case][0], tried[case][-1])
+            )
             for (case, rate), ended in found.items()
             if ended
         }
@@ -148,55 +160,55 @@ def contest(chosen: Sequence[Case], setting: Setting) -> list[Entry]:
     return list(fresh().values())
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Runs of contenders, and the search for their rates."""
+def results(
+    wanted: Mapping[tuple[Case, float], Sequence[int]], setting: Setting
+) -> dict[tuple[Case, float], tuple[Result, ...]]:
+    """Carry out runs: case and rate, with seeds."""
+    runs = {}
+    for ((start, task, arm), lr), seeds in wanted.items():
+        steps = setting.budget(STEPS[setting.scale][task])
+        runs[(start, task, arm), lr] = [
+            Run(task, start, arm, lr, seed, steps, setting.scale) for seed in seeds
+        ]
+    every = list(dict.fromkeys(run for some in runs.values() for run in some))
+    known = dict(zip(every, setting.run(every), strict=True))
+    return {key: tuple(known[run] for run in some) for key, some in runs.items()}
 
-    setting: Setting
 
-    def results(
-        self, wanted: Mapping[tuple[Case, float], Sequence[int]]
-    ) -> dict[tuple[Case, float], tuple[Result, ...]]:
-        """Carry out runs: case and rate, with seeds."""
-        runs = {key: [self._run(*key, seed) for seed in seeds] for key, seeds in wanted.items()}
-        asked = list(dict.fromkeys(run for some in runs.values() for run in some))
-        known = dict(zip(asked, self.setting.run(asked), strict=True))
-        return {key: tuple(known[run] for run in some) for key, some in runs.items()}
+def search(
+    chosen: Sequence[Case], setting: Setting
+) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
+    """The rates that were tried, and the best one of each case."""
 
-    def search(
-        self, chosen: Sequence[Case]
-    ) -> tuple[dict[Case, tuple[float, ...]], dict[Case, float]]:
-        """The rates that were tried, and the best one of each case."""
-        tried = {case: rates(case[2], case[0]) for case in chosen}
-        first = self._ranked(tried, TUNING_SEEDS[:1])
-        for _ in range(FURTHER):
-            lowest = self.results({(case, tried[case][0]): TUNING_SEEDS[:1] for case in first})
-            more = {
-                case: further(tried[case], ranked[0], lowest[case, tried[case][0]][0].failed)
-                for case, ranked in first.items()
-            }
-            more = {case: some for case, some in more.items() if some != tried[case]}
-            if not more:
-                break
-            tried |= more
-            first |= self._ranked(more, TUNING_SEEDS[:1])
-        few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
-        return tried, {case: one[0] for case, one in self._ranked(few, TUNING_SEEDS).items()}
-
-    def _ranked(
-        self, wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
+    def ranked(
+        wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]
     ) -> dict[Case, list[float]]:
         """The rates of each case, the best first."""
-        found = self.results({(case, lr): seeds for case, some in wanted.items() for lr in some})
+        rated = {(case, lr): seeds for case, some in wanted.items() for lr in some}
+        losses = {
+            key: fmean(math.inf if one.failed else one.valid for one in some)
+            for key, some in results(rated, setting).items()
+        }
         return {
-            case: sorted(some, key=lambda lr: (_mean_loss(found[case, lr]), lr))
+            case: sorted(some, key=lambda lr: (losses[case, lr], lr))
             for case, some in wanted.items()
         }
 
-    def _run(self, case: Case, lr: float, seed: int) -> Run:
-        start, task, arm = case
-        steps = self.setting.budget(STEPS[self.setting.scale][task])
-        return Run(task, start, arm, lr, seed, steps, self.setting.scale)
+    tried = {case: rates(case[2], case[0]) for case in chosen}
+    first = ranked(tried, TUNING_SEEDS[:1])
+    for _ in range(FURTHER):
+        lowest = results({(case, tried[case][0]): TUNING_SEEDS[:1] for case in first}, setting)
+        more = {
+            case: further(tried[case], best, lowest[case, tried[case][0]][0].failed)
+            for case, (best, *_) in first.items()
+        }
+        more = {case: some for case, some in more.items() if some != tried[case]}
+        if not more:
+            break
+        tried |= more
+        first |= ranked(more, TUNING_SEEDS[:1])
+    few = {case: some[:FINALISTS] for case, some in first.items()}
+    return tried, {case: best for case, (best, *_) in ranked(few, TUNING_SEEDS).items()}
 
 
 def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, ...]:
@@ -209,21 +221,14 @@ def further(tried: tuple[float, ...], best: float, fails: bool) -> tuple[float, 
     return tried
 
 
-def _mean_loss(results: Iterable[Result]) -> float:
-    losses = [math.inf if one.failed else one.valid for one in results]
-    return sum(losses) / len(losses)
-
-
 def seeds_by_power(
     pilot: Mapping[Case, Entry], spread: Mapping[Case, Entry], least: int, most: int | None = None
 ) -> dict[Case, int]:
     """How many seeds decide each pair of a claim with a probability of 80 %.
 
     The effect to be found is the margin, or half of what the pilot shows where that is larger. The
-    spread is that of the pilot's entries, or of the first fresh seeds: no number is below theirs.
-
-    Source:
-        Wittes and Brittain, The role of internal pilot studies, Statistics in Medicine 1990.
+    spread is that of the pilot's entries, or of the first fresh seeds (an internal pilot study,
+    Wittes and Brittain, 1990): no number is below theirs.
     """
     counts: dict[Case, int] = {}
     families = Counter(family for family, *_ in pairs())
@@ -240,11 +245,9 @@ def seeds_by_power(
 
 
 def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
-    """The claims on trial, in families that are corrected apart: the question, what it
-    presumes twice, all others.
-
-    A claim decides nothing where neither contender beats the linear model: where both 95 %
-    intervals reach its mean.
+    """The claims on trial, in families that are corrected apart: the question, what it presumes
+    twice, all others. A claim decides nothing where both 95 % intervals reach the linear model's
+    mean.
     """
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():
@@ -257,48 +260,37 @@ def claims_of(by: Mapping[Case, Entry]) -> list[tuple[Claim, ...]]:
     return [judge(family) for family in families.values()]
 
 
-def standing(by: Mapping[Case, Entry]) -> Table:
+def standing(by: Mapping[Case, Entry], claims: Iterable[Claim]) -> Table:
     """The question by task: is the gauge as good, the same from rescaled starts, and better?"""
     short: dict[str, str] = {"better": "yes", "worse": "no"}
-    verdicts = {
-        claim.statement: short.get(claim.verdict, claim.verdict) for claim in chain(*claims_of(by))
-    }
+    verdicts = {claim.statement: short.get(claim.verdict, claim.verdict) for claim in claims}
     rows = []
     for task in ORDER:
-        plain, hurt, ours, same = (
+        simple, plain, hurt, ours, same = (
             t_interval(by[start, task, arm].losses)
-            for arm in (RIVAL, OURS)
-            for start in (DEFAULT, SCRAMBLED)
-        )
-        rows.append(
-            (
-                task,
-                t_interval(by[DEFAULT, task, SIMPLE].losses).show(".3f"),
-                plain.show(".3f"),
-                ours.show(".3f"),
-                "yes" if ours.mean <= plain.mean + plain.half_width else "no",
-                hurt.show(".3f"),
-                same.show(".3f"),
-                "yes" if abs(same.mean - ours.mean) <= ours.half_width else "no",
-                verdicts[hurts(task, RIVAL)],
-                verdicts[statement(task, SCRAMBLED, RIVAL)],
+            for start, arm in (
+                (DEFAULT, SIMPLE),
+                (DEFAULT, RIVAL),
+                (SCRAMBLED, RIVAL),
+                (DEFAULT, OURS),
+                (SCRAMBLED, OURS),
             )
         )
-    return Table(
-        (
-            "task",
-            SIMPLE,
-            f"{RIVAL}, default",
-            f"{OURS}, default",
-            "within AdamW's interval or better",
-            f"{RIVAL}, {SCRAMBLED}",
-            f"{OURS}, {SCRAMBLED}",
-            "as from the default start",
-            "scrambling hurts AdamW",
-            "gauge-fixed lower when scrambled",
-        ),
-        tuple(rows),
-    )
+        cells: dict[str, Any] = {
+            "task": task,
+            SIMPLE: simple.show(".3f"),
+            f"{RIVAL}, default": plain.show(".3f"),
+            f"{OURS}, default": ours.show(".3f"),
+            "within AdamW's interval or better": ours.mean <= plain.mean + plain.half_width,
+            f"{RIVAL}, {SCRAMBLED}": hurt.show(".3f"),
+            f"{OURS}, {SCRAMBLED}": same.show(".3f"),
+            "as from the default start": abs(same.mean - ours.mean) <= ours.half_width,
+            "scrambling hurts AdamW": verdicts[hurts(task, RIVAL)],
+            "gauge-fixed lower when scrambled": verdicts[of_gauge(task, SCRAMBLED, RIVAL)[0]],
+        }
+        words: dict[Any, str] = {True: "yes", False: "no"}
+        rows.append(tuple(words.get(cell, cell) for cell in cells.values()))
+    return Table(tuple(cells), tuple(rows))
 
 
 def record(entries: Sequence[Entry], setting: Setting) -> Record:
@@ -318,10 +310,8 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
         f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items()
     )
     families = claims_of(by)
-    counts = sorted(len(by[case].results) for case in asked())
-    table = standing(by)
+    table = standing(by, chain(*families))
     large, small = (start.split()[1] for start in STARTS[1:3])
-    tried = rates(RIVAL)
     return Record(
         **about("optimizers"),
         scale=setting.scale,
@@ -335,42 +325,24 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             ),
             *remarks("optimizers", large=large, small=small),
         ),
-        protocol=(
-            (
-                f"Batches of {BATCH[setting.scale]}; the learning rate falls linearly to 0. Steps:"
-                f" {steps}. For each contender, task and start, a tuning seed tries {len(tried)}"
-                f" rates by factors of about {tried[1] / tried[0]:.0f}, from {SCRAMBLED} starts"
-                f" {len(rates(RIVAL, SCRAMBLED))}, and up to {FURTHER} further ones while the best"
-                " lies at an edge or the lowest fails. Another seed tries the best"
-                f" {FINALISTS}; the mean validation loss of both decides. The rate is in"
-                " brackets; * marks a rate at the edge of the search."
-            ),
-            f"Reported: mean test loss of fresh seeds with its {percent(CONFIDENCE)} interval. "
-            + (
-                f"Seeds {PILOT_SEEDS[0]} to {PILOT_SEEDS[-1]} at the chosen rates say how many"
-                f" seeds decide each claim with a probability of {percent(POWER)}, at least"
-                f" {len(setting.seeds)}"
-                f"{f' and at most {setting.most_seeds}' if setting.most_seeds else ''}; they are"
-                " not reported. The spread of the seeds after them may ask for more. "
-                if setting.by_power
-                else ""
-            )
-            + f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. "
-            + f"All others have {max(2, len(setting.seeds) // 2)}.",
-            (
-                f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW"
-                " trains it in as many steps. It is the bar for what a network is worth at all,"
-                " and no contender of the comparison; a claim decides nothing where both"
-                " contenders are above it."
-            ),
-            "A run that fails (not finite, ends above its start, or refused) counts as a guess.",
-            (
-                f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts:"
-                f" p-values are corrected for the {len(table.rows)} claims of this family. The"
-                f" claims that scrambling hurts {RIVAL}, the claims that it hurts SGD, and all"
-                " others are three more families."
-            ),
-            *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
+        protocol=sentences(
+            "optimizers",
+            setting=setting,
+            batch=BATCH[setting.scale],
+            steps=steps,
+            tried=rates(RIVAL),
+            lower=rates(RIVAL, SCRAMBLED),
+            further=FURTHER,
+            finalists=FINALISTS,
+            confidence=percent(CONFIDENCE),
+            pilot=PILOT_SEEDS,
+            power=percent(POWER),
+            counts=sorted(len(by[case].results) for case in asked()),
+            claims=len(table.rows),
+            scrambled=SCRAMBLED,
+            simple=SIMPLE,
+            ours=OURS,
+            rival=RIVAL,
         ),
         claims=judged([*chain(*families)]),
         data={

@@ -1,10 +1,31 @@
-"""Tables of pages in Markdown."""
+"""Pages and tables in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .record import Table
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+
+
+def page_of(template: str, **fields: object) -> str:
+    """Fill a template of this folder."""
+    return TEMPLATES.get_template(template).render(fields, table=markdown_table)
+
+
+def sentences(name: str, **fields: object) -> tuple[str, ...]:
+    """Fill the lines of a macro in ``sentences.md``."""
+    macro = getattr(TEMPLATES.get_template("sentences.md").module, name)
+    return tuple(line for line in str(macro(**fields)).splitlines() if line)
 
 
 def markdown_table(table: Table) -> str:

@@ -1,6 +1,4 @@
-"""Paired comparisons: all arms are tuned and tested in the same way, and a claim states
-that one has fewer errors.
-"""
+"""Paired comparisons: arms tuned and tested alike; a claim states that one has fewer errors."""
 
 from __future__ import annotations
 
@@ -11,20 +9,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .experiment import Setting
+from ..names import texts
 from .holm import Claim
-from .pictures import draw_curves, legend, panels
+from .pictures import draw_arms, legend, panels
 from .recipes import Cell, full_arms, listed, table_cells
 from .record import Record, Table, about, judged
-from .record import remarks as told
-from .tuning import Arm, Measured, measure_enough, versus
+from .record import remarks as remarks_of
+from .trial import Trial
+from .tuning import Arm, Measured, Setting, measure_enough, versus
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A claim that one arm errs less than another, by their labels; the paper's two figures are in
-    the same order, and lower is better.
-    """
+    """A claim that one arm errs less than another; ``printed`` are the paper's two figures."""
 
     statement: str
     ours: str
@@ -32,44 +29,64 @@ class PairedComparison:
     printed: tuple[float, float] | None = None
 
 
-Place = tuple[str, str]
+def effect(ours: Cell, rival: Cell) -> tuple[float, float] | None:
+    """Return what is printed for two arms, where it is."""
+    return None if ours.error is None or rival.error is None else (ours.error, rival.error)
 
 
-def of_table(
-    table: str,
-    setting: Setting,
-    claims: Sequence[tuple[str, Place, Place]],
-    value: Callable[[Cell], float] | None = None,
-) -> dict[str, Any]:
-    """Return a table's contenders in the paper's own setting, the comparisons among them and what
-    is left out, as arguments of :func:`hold`.
+def base_run(name: str, setting: Setting) -> tuple[Trial, dict[str, Any]]:
+    """Return an experiment's run at a scale of ours, without its arms, and what else is said."""
+    entry = texts()[name]["runs"][setting.scale]
+    told = {"lr": 0.0, "seed": 0, "task": "", "optimizer": "sgd", **entry}
+    more = {key: told.pop(key) for key in entry if key not in Trial.__dataclass_fields__}
+    told["epochs"] = setting.budget(told["epochs"])
+    told["options"] = tuple(told.get("options", {}).items())
+    return Trial(**told), more
 
-    A claim is its statement, the place (row and column) that is claimed to be better, and the other
-    place; ``value`` reads the printed figure of a cell, lower is better.
+
+def run_comparison(
+    name: str, setting: Setting, change: Callable[[Arm], Arm] = lambda arm: arm, **more: Any
+) -> tuple[Record, dict[str, Measured], list[PairedComparison]]:
+    """Carry out an experiment whose arms and claims ``experiments.toml`` has, or all cells of its
+    table in the paper's own setting; ``more`` is for :func:`hold`. Return also the measured arms by
+    name, and the comparisons.
     """
-    cells = table_cells(table)
-    arms, left = full_arms(table, setting)
-    return {
-        "pairs": [(cells[place], arm) for place, arm in arms.items()],
-        "duels": [
+    entry = texts()[name]
+    cells = table_cells(entry["table"])
+    if setting.scale == "full":
+        arms, left = full_arms(entry["table"], setting)
+        pairs = [(cells[place], change(arm)) for place, arm in arms.items()]
+        # the side of the table that claims do not name
+        side = int(entry["full"][0][1] in {row for row, _ in cells})
+        duels = []
+        for group in dict.fromkeys(place[side] for place in cells):
+            for says, *two in entry["full"]:
+                ours, rival = ((one, group) if side else (group, one) for one in two)
+                if ours in arms and rival in arms:
+                    printed = effect(cells[ours], cells[rival])
+                    names = ": ".join(ours), ": ".join(rival)
+                    duels.append(PairedComparison(f"{group}: {says}", *names, printed))
+        more["remarks"] = left
+    else:
+        base, told = base_run(name, setting)
+        pairs = []
+        for own in map(dict, entry["arms"]):
+            label, place, factor = own.pop("label"), own.pop("cell"), own.pop("factor", 1.0)
+            rates = tuple(float(f"{factor * rate:.3g}") for rate in told["rates"])
+            pairs.append((cells[tuple(place)], change(Arm(label, replace(base, **own), rates))))
+        by_label = {arm.label: cell for cell, arm in pairs}
+        duels = [
             PairedComparison(
-                statement,
-                ": ".join(ours),
-                ": ".join(rival),
-                None if value is None else (value(cells[ours]), value(cells[rival])),
+                says, ours, rival, effect(by_label[ours], by_label[rival]) if printed else None
             )
-            for statement, ours, rival in claims
-            if ours in arms and rival in arms
-        ],
-        "remarks": left,
-    }
+            for says, ours, rival, *printed in entry["claims"]
+        ]
+    return *hold(setting, pairs, duels, name=name, **more), duels
 
 
 @dataclass(frozen=True)
 class Show:
-    """The format of an experiment's figures: the name of the metric with its unit, a factor for
-    people, and how ``format`` writes it.
-    """
+    """The format of an experiment's figures: metric with unit, factor, and ``format``'s pattern."""
 
     metric: str
     factor: float = 1.0
@@ -96,10 +113,7 @@ def hold(
     by_task: bool = False,
 ) -> tuple[Record, dict[str, Measured]]:
     """Tune and test the arms, judge the duels and fill the record; return it with the measured arms
-    by name.
-
-    Each arm stands after the paper's recipe that it stands for. ``paper``, ``remarks`` and
-    ``figures`` (fields) are what the experiment's texts do not have. With ``by_task``, arms of
+    by name. Each arm stands after the paper's recipe that it stands for. With ``by_task``, arms of
     several tasks share labels: they are named ``task: label``, and each task has its own part of
     the table.
     """
@@ -137,7 +151,7 @@ def hold(
         ours=Table(columns, tuple(rows)),
         differs=(
             *listed(labelled, setting, seeds),
-            *told(name, **figures or {}),
+            *remarks_of(name, **figures or {}),
             *remarks,
         ),
         protocol=setting.protocol,
@@ -163,13 +177,10 @@ def row(m: Measured, show: Show) -> tuple[str, ...]:
 
 def draw_paired_comparison(record: Record) -> Figure:
     """Draw training loss and validation metric of every arm against epochs."""
+    arms, metric = record.data["arms"], record.data["metric"]
     with panels(2) as (figure, axes):
-        for place, arm in enumerate(record.data["arms"]):
-            draw_curves(axes[0], place, arm["label"], arm["train_losses"])
-            draw_curves(
-                axes[1], place, arm["label"], arm["valid_metrics"], factor=record.data["factor"]
-            )
-        axes[0].set(title="training loss", xlabel="epoch")
-        axes[1].set(title=f"validation {record.data['metric']}", xlabel="epoch")
+        draw_arms(axes[0], arms, "train_losses", title="training loss")
+        factor = record.data["factor"]
+        draw_arms(axes[1], arms, "valid_metrics", factor, title=f"validation {metric}")
         legend(figure, axes[0])
         return figure

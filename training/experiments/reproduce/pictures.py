@@ -68,6 +68,15 @@ def draw_curves(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
+def draw_arms(
+    axes: Axes, arms: Sequence[dict[str, Any]], key: str, factor: float = 1.0, **labels: Any
+) -> None:
+    """Draw one curve for each arm of a record."""
+    for place, arm in enumerate(arms):
+        draw_curves(axes, place, arm["label"], arm[key], int(key != "efficiencies"), factor)
+    axes.set(xlabel="epoch", **labels)
+
+
 def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
     """Put one legend below all panels."""
     figure.legend(

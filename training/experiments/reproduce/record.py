@@ -1,6 +1,4 @@
-"""The record of an experiment: what is committed as JSON, and the only source of
-the page and the pictures.
-"""
+"""The record of an experiment: committed as JSON, and the only source of page and pictures."""
 
 from __future__ import annotations
 
@@ -12,12 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import InputError
 from pathspace.files.writing import replacing
 
 from ..names import texts
 from .holm import Claim, judge
-from .provenance import provenance
+from .trial import provenance
 
 FORMAT = 1
 
@@ -109,21 +108,18 @@ def percent(share: float) -> str:
 
 
 def judged_again(record: Record) -> Record:
-    """Return a record with the verdicts that today's rule gives its figures; one whose claims
-    were of several families, and that does not say how many of which, stays.
-    """
-    if isinstance(record.data.get("families"), int):
+    """Return a record with today's verdicts on its figures, if it says its families."""
+    sizes = record.data.get("families", [len(record.claims)])
+    if isinstance(sizes, int):
         return record
     claims = iter([Claim.from_dict(claim) for claim in record.claims])
-    # (p-values of several families are corrected apart)
-    sizes = record.data.get("families", [len(record.claims)])
     families = [judge(list(islice(claims, size))) for size in sizes]
     return replace(record, claims=judged([claim for family in families for claim in family]))
 
 
 def judged(claims: Iterable[Claim]) -> tuple[dict[str, Any], ...]:
     """Return judged claims as plain values."""
-    return tuple(claim.to_dict() for claim in claims)
+    return tuple(plain(asdict(claim)) for claim in claims)
 
 
 def on_these_items(claim: Mapping[str, Any]) -> bool:

@@ -1,37 +1,22 @@
-"""``race`` and ``smnist``: ReLU RNNs that read images row by row (path-space paper, section 5.1 and
-Tables 1 and 7).
-"""
+"""``race``, ``smnist``, ``language``, ``translation``: networks that read rows and texts."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from ..recipe import Init, Rule
-from .experiment import Setting
-from .paired_comparison import PairedComparison, hold
-from .pictures import draw_curves, legend, panels
+from ..recipe import Init
+from .holm import judge, positive
+from .paired_comparison import PairedComparison, Show, base_run, effect, hold, run_comparison
+from .pictures import draw_arms, draw_curves, legend, panels
 from .recipes import Cell, full_arm, table_cells
-from .record import Record, Table
-from .trial import Trial
-from .tuning import Arm
+from .record import Record, Table, judged
+from .trial import OBSERVED
+from .tuning import Arm, Setting, versus
 
-RACE_EPOCHS, RACE_RATES = 60, (0.02, 0.05, 0.1, 0.2, 0.5)
-# Enough images and passes for every arm to err less than logistic regression on the same images.
-RACE_IMAGES, RACE_FETCHED_EPOCHS, RACE_FETCHED_RATES = 10_000, 16, (*RACE_RATES, 1.2)
-DEFAULT, UNIT = "SGD, default start", "SGD, unit skeleton"
-PATHS, PATHS_DEFAULT = "G-SGD, unit skeleton", "G-SGD, default start"
-# From the default start, path values have multipliers far above one: the rule of large weights
-# keeps them low, and as many rates are tried a thousand times lower.
-RACERS: tuple[tuple[str, str, Init, Rule, float], ...] = (
-    (DEFAULT, "sgd", "default", "modulo", 1.0),
-    (UNIT, "sgd", "unit-skeleton", "modulo", 1.0),
-    (PATHS_DEFAULT, "gsgd", "default", "magnitude", 1e-3),
-    (PATHS, "gsgd", "unit-skeleton", "modulo", 1.0),
-)
-EPOCHS, BATCH = 25, 64
 SLOW, FAST = (0.02, 0.05, 0.12, 0.3, 0.7), (0.0007, 0.002, 0.005, 0.015, 0.04)
 # label, optimizer, starting point, learning rates: as many for everybody
 ARMS: tuple[tuple[str, str, Init, tuple[float, ...]], ...] = (
@@ -54,9 +39,6 @@ TASKS = {
         "mnist-98-permuted": "permuted sMNIST-98",
     },
 }
-# Gradients of this network explode now and then: without the clip no arm reaches logistic
-# regression in few epochs.
-FETCHED_EPOCHS, CLIP = 16, 1.0
 # The paper's width, and a larger one where that width errs too much with every arm.
 WIDTH, WIDER = 100, {"fashion-28-permuted": 150}
 WIDENED = (
@@ -69,29 +51,7 @@ DUELS = (("G-SGD", "SGD"), ("G-SGD", "Path-SGD"), ("G-Adam", "Adam"))
 
 def race(setting: Setting) -> Record:
     """SGD and G-SGD, each from two starting points."""
-    cells = table_cells("path-space-table-1")
-    fetched = setting.scale == "fetched"
-    epochs = setting.budget(RACE_FETCHED_EPOCHS if fetched else RACE_EPOCHS)
-    base = Trial("digits-rows", "sgd", 0, 0, epochs)
-    if fetched:
-        options = (("limit", RACE_IMAGES),)
-        base = replace(base, task="fashion-14", schedule="linear", clip=CLIP, options=options)
-    pairs = []
-    for label, optimizer, init, rule, factor in RACERS:
-        rates = RACE_FETCHED_RATES if fetched else RACE_RATES
-        arm = Arm(
-            label,
-            replace(base, optimizer=optimizer, init=init, rule=rule),
-            tuple(float(f"{factor * rate:.3g}") for rate in rates),
-        )
-        pairs.append((cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"], arm))
-    duels = [
-        PairedComparison(
-            "SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT
-        ),
-        PairedComparison("From the unit skeleton, G-SGD errs less than SGD", PATHS, UNIT),
-    ]
-    return hold(setting, pairs, duels, name="race")[0]
+    return run_comparison("race", setting)[0]
 
 
 def smnist(setting: Setting) -> Record:
@@ -103,7 +63,7 @@ def smnist(setting: Setting) -> Record:
             f"{task}: {ours} errs less than {rival}",
             f"{task}: {ours}",
             f"{task}: {rival}",
-            (float(_printed(data, ours)), float(_printed(data, rival))),
+            effect(_recipe(data, ours), _recipe(data, rival)),
         )
         for task, data in names.items()
         for ours, rival in DUELS
@@ -131,10 +91,8 @@ def _arms(task: str, data: str, setting: Setting) -> list[tuple[Cell, Arm]]:
             arm = full_arm(label, cell, setting)
             pairs.append((cell, replace(arm, base=replace(arm.base, init=init))))
         return pairs
-    epochs = setting.budget(EPOCHS if setting.scale == "embedded" else FETCHED_EPOCHS)
-    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", WIDER.get(task, WIDTH)),))
-    if setting.scale == "fetched":
-        base = replace(base, schedule="linear", clip=CLIP)
+    run, _ = base_run("smnist", setting)
+    base = replace(run, task=task, options=(("hidden", WIDER.get(task, WIDTH)),))
     return [
         (_recipe(data, label), Arm(label, replace(base, optimizer=kind, init=init), rates))
         for label, kind, init, rates in ARMS
@@ -142,8 +100,7 @@ def _arms(task: str, data: str, setting: Setting) -> list[tuple[Cell, Arm]]:
 
 
 def _recipe(data: str, label: str) -> Cell:
-    """Return the paper's recipe for an arm on one of the paper's data sets."""
-    name = label.split(",", maxsplit=1)[0]
+    name = label.partition(",")[0]
     return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[data, name]
 
 
@@ -167,5 +124,59 @@ def draw_smnist(record: Record) -> Figure:
             panel.yaxis.set_major_locator(LogLocator(subs=ticks))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
             panel.yaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
+        legend(figure, axes[0])
+        return figure
+
+
+def language(setting: Setting) -> Record:
+    """A stacked ReLU RNN on text, with G-SGD, SGD and Path-SGD."""
+    show = Show("bits per character", 1.0, ".3f")
+    return run_comparison("language", setting, show=show)[0]
+
+
+def translation(setting: Setting) -> Record:
+    """A transformer that translates, and the efficiency of its chain."""
+    record, by, duels = run_comparison(
+        "translation",
+        setting,
+        lambda arm: replace(arm, base=replace(arm.base, efficiency=True)),
+        # (claims decide on the number of seeds, and are judged below together with the efficiency)
+        figures={"observed": OBSERVED},
+    )
+    final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
+    judgements = []
+    for duel in duels:
+        row = duel.statement.removesuffix("the penal connection errs less")
+        ours, rival = by[duel.ours], by[duel.rival]
+        bars = setting.bars(rival.arm.base.task, rival.arm.base.options)
+        # (the curve begins before the first epoch)
+        curves = [outcome.efficiencies[1:] for outcome in rival.outcomes]
+        gains = [b - a for a, b in zip(final[duel.rival], final[duel.ours], strict=True)]
+        judgements += [
+            versus(duel.statement, ours, rival, duel.printed, bars),
+            positive(
+                f"{row}the penal connection makes the chain more efficient (difference after the"
+                " last epoch)",
+                gains,
+                pattern="+.3f",
+            ),
+            positive(
+                f"{row}without it the efficiency is negative after every epoch (the largest, sign"
+                " changed)",
+                [-max(curve, default=math.nan) for curve in curves],
+                pattern="+.3f",
+            ),
+        ]
+    record.data["final_efficiency"] = final
+    return replace(record, claims=judged(judge(judgements)))
+
+
+def draw_translation(record: Record) -> Figure:
+    """Draw error and efficiency against epochs, as in the paper's Figure 4."""
+    with panels(2) as (figure, axes):
+        arms = record.data["arms"]
+        draw_arms(axes[0], arms, "valid_metrics", 100, title="validation error in %")
+        draw_arms(axes[1], arms, "efficiencies", title="efficiency of the chain")
+        axes[1].axhline(0, color="black", linewidth=0.6)
         legend(figure, axes[0])
         return figure

@@ -18,12 +18,13 @@ from ...optim import GSGD
 from ...path_sgd import PathSGD
 from ..intervals import CONFIDENCE, t_interval
 from ..models import RecurrentCNN, ReluRNN
-from ..threads import one_thread
-from .experiment import Setting
+from ..task import one_thread
 from .holm import judge, positive
+from .markdown import sentences
 from .pictures import look, panels
 from .recipes import table_cells
 from .record import Record, Table, about, judged, percent, remarks
+from .tuning import Setting
 
 STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.
@@ -89,7 +90,6 @@ def run(setting: Setting) -> Record:
             more = (t_interval(ratios).show("+.1%") for ratios in (increase, path))
             rows.append((name, f"{len(increase)}", sgd, *more))
     columns = ("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by")
-    unknown = [name for name, times in data.items() if not _known(times)]
     cells = table_cells("path-space-table-6")
     wide = [cells["SGD", column].value("width") for column in ("PTB", "C10-RCNN96")]
     return Record(
@@ -101,13 +101,13 @@ def run(setting: Setting) -> Record:
             " without other programs.",
             *remarks("time", units=UNITS, maps=MAPS, paper_units=wide[0], paper_maps=wide[1]),
         ),
-        protocol=(
-            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed"
-            " round by round, and the interval is over rounds. A first round is a warm-up and"
-            " does not count.",
-            f"Rounds were added until the {percent(CONFIDENCE)} interval of every ratio was within"
-            f" {PRECISION:.0%} of its mean"
-            + (f"; {most} rounds were not enough for {', '.join(unknown)}." if unknown else "."),
+        protocol=sentences(
+            "time",
+            steps=steps,
+            confidence=percent(CONFIDENCE),
+            precision=f"{PRECISION:.0%}",
+            most=most,
+            unknown=", ".join(name for name, times in data.items() if not _known(times)),
         ),
         claims=judged(judge(claims)),
         data={"times": data, "printed": {name: printed for name, _, _, printed, _ in CASES}},
@@ -118,10 +118,7 @@ def run(setting: Setting) -> Record:
 def alternate(
     contenders: Mapping[str, Callable[[], float]], most: int = MOST
 ) -> dict[str, list[float]]:
-    """Let contenders take turns until the ratios of their times to the first one's are known to one
-    percent. Other load has the same effect on all of them. The first turn is a warm-up and does not
-    count.
-    """
+    """Let contenders take turns until ratios to the first are known, after one turn to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for measure in contenders.values():
         measure()

@@ -1,9 +1,7 @@
-"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters
-(Figure 2(b)) and its Figure 5.
-
-Many networks are trained side by side as one tensor program: network n is a ``Toy`` with
-its own weights, learning rate, penal strength and data, and the sum of all losses gives
-each the gradient of its own.
+"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters (Figure 2(b)) and its
+Figure 5. Many networks are trained side by side as one tensor program: network n is a ``Toy`` with
+its own weights, rate, penal strength and data, and the sum of all losses gives each its own
+gradient.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from torch import Tensor
 from pathspace.diagnostics.shared.tables import plain
 
 from ..intervals import t_interval
-from ..models.residual import Toy
-from ..threads import one_thread
-from .experiment import Setting
+from ..models.resnet import Toy
+from ..task import one_thread
 from .holm import judge, positive
+from .markdown import sentences
 from .pictures import draw_curves, legend, look, panels
 from .record import Record, Table, about, judged, percent, remarks
-from .tuning import best_rate
+from .tuning import Setting, best_rate
 
 STEPS, BATCH, TESTED, LOOKS = 10_000, 64, 10_000, 50
 RATES = (0.02, 0.05, 0.15, 0.4)
@@ -46,9 +44,7 @@ RATE, EVERY, SHARE = 0.05, 100, 0.7
 
 
 class Net(NamedTuple):
-    """One of the networks: seed of its first weights and its points, skip connection (1) or none
-    (0), penal strength against the mean loss of a batch, as the paper's hook has it, and rate.
-    """
+    """One of the networks: seed of weights and points, skip (1 or 0), penal strength, rate."""
 
     seed: int
     skip: float
@@ -112,10 +108,8 @@ def square(count: int, seed: int) -> Tensor:
 def train_toys(
     nets: Sequence[Net], steps: int, look_at: Callable[[Toys], None] | None = None, every: int = 100
 ) -> Toys:
-    """Train networks side by side with SGD on fresh points of the square [-1, 1]^2; those of one
-    seed meet the same points.
-
-    ``look_at`` is called before the first step and after every ``every`` steps.
+    """Train networks side by side with SGD on fresh points of the square; those of one seed meet
+    the same. ``look_at`` is called before the first step and after every ``every`` steps.
     """
     toys = Toys(nets)
     seeds = sorted({net.seed for net in nets})
@@ -185,13 +179,11 @@ def toy(setting: Setting) -> Record:
             *remarks("toy", widths=widths(), batch=BATCH, taus=len(TAUS)),
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
-        protocol=(
-            f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by"
-            f" {len(TUNING_SEEDS)} tuning seeds on points of their own; * marks a choice at the"
-            " edge.",
-            f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same"
-            " initial weights and points. Claims compare logarithms, because a few failed"
-            " seeds would dominate a mean.",
+        protocol=sentences(
+            "toy",
+            rates=", ".join(f"{lr:g}" for lr in RATES),
+            tuning=len(TUNING_SEEDS),
+            seeds=len(SEEDS),
         ),
         claims=judged(judge(claims)),
         data={
@@ -285,10 +277,8 @@ def ideal_direction(setting: Setting) -> Record:
         scale=setting.scale,
         ours=Table(("eta", "share of situations", "lowest over seeds"), tuple(rows)),
         differs=remarks("ideal-direction", etas=len(ETAS), widths=widths(), rate=RATE),
-        protocol=(
-            f"{len(seeds)} seeds; {TESTED} points every {EVERY} of {steps} steps, without those"
-            " whose gradient is zero.",
-            "The interval is over seeds; the value of a seed is the mean over its training.",
+        protocol=sentences(
+            "ideal_direction", seeds=len(seeds), points=TESTED, every=EVERY, steps=steps
         ),
         claims=judged(judge(claims)),
         data={

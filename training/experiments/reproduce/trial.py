@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
+import re
+import subprocess
 import warnings
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +20,89 @@ from lightning.pytorch import Callback
 from pathspace.diagnostics import ChainRecord, MarkovChain
 
 from ...penal import penalise_
-from ..augment import augmentation
-from ..recipe import Init, Recipe, Rule, prepare
+from ..recipe import Init, Recipe, Rule, augmentation, prepare, schedule
 from ..run_folder import LAST
-from ..schedules import schedule
-from ..task import Split, Task
-from ..threads import one_thread
+from ..task import Split, Task, load_task, one_thread
 from ..trainer import Training, lightning_trainer, run_epochs, score_split
-from .provenance import data_digest, run_key, task_data
+
+# Packages on which the results of a run may depend.
+PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning")
+
+
+def run_key(settings: Mapping[str, Any], data: str) -> str:
+    """Return the name of a run: a digest of its settings and of its data."""
+    told = json.dumps({**settings, "data": data}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:20]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which a result may depend."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def provenance() -> dict[str, str]:
+    """Return commit, processor, system and versions of what computes here."""
+    return {
+        "commit": _commit(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **versions(),
+    }
+
+
+def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return the provenance of several results: by key, all values in their order."""
+    keys = dict.fromkeys(key for origin in origins for key in origin)
+    return {
+        key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys
+    }
+
+
+@cache
+def task_data(name: str, options: tuple[tuple[str, Any], ...]) -> Task:
+    """Load a task once per process: trials of one experiment share its data."""
+    return load_task(name, **dict(options))
+
+
+@cache
+def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
+    """Return a digest of all examples and labels of a task, as its model meets them."""
+    task = task_data(name, options)
+    return splits_digest((task.train, task.valid, task.test))
+
+
+def splits_digest(splits: Iterable[Split]) -> str:
+    """Return a digest of all examples and labels of splits."""
+    found = hashlib.sha256()
+    for split in splits:
+        for tensor in (split.inputs, split.targets):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            # (the array itself, not its bytes: large data are files that the system maps)
+            found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()[:16]
+
+
+@cache
+def _commit() -> str:
+    """Return the commit with which this process began, with a plus where files differ from it."""
+    ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(
+            ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none: not a checkout"
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or "unknown"
+
 
 # How many validation examples the efficiency of a chain is measured on after each
 # epoch, and how many at a time.
@@ -30,17 +113,10 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Trial:
-    """A run, named completely.
+    """A run, named completely: a recipe, a task with its options, and a budget.
 
-    ``None`` takes the optimizer's own start, betas or eps. ``test`` looks at the test split after
-    the last epoch, and ``efficiency`` measures that of the Markov chain after every epoch.
-    ``decay`` is of path values where the optimizer works on those. Gradients of a larger norm than
-    ``clip`` are scaled down to it.
-
-    Example:
-        >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
-        >>> trial.key == Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),)).key
-        True
+    ``test`` looks at the test split after the last epoch, and ``efficiency`` measures that of the
+    Markov chain after every epoch.
     """
 
     task: str
@@ -65,15 +141,9 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has: its settings and its data.
-
-        The folder of the data is left out, and so are fields that have their default values.
-        """
-        told = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != f.default
-        }
+        """A name that no other run has: its data and its settings, without usual values."""
+        values = ((f.name, getattr(self, f.name), f.default) for f in fields(self))
+        told = {name: value for name, value, default in values if value != default}
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")
         return run_key(told, self.data)
 
@@ -98,11 +168,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, with the numbers of the trainer: one per epoch, and those of the test
-    split, ``None`` or empty if nobody looked. The curves of a run that diverged end before that
-    epoch; ``efficiencies`` begin before the first one. ``test_parts`` are of :data:`PARTS` parts of
-    the test split: consecutive items stay together, because neighbours in a text depend on each
-    other.
+    """The outcome of a run: numbers of each epoch, and those of the test split if the trial looked.
+
+    The curves of a run that diverged end before that epoch; ``efficiencies`` begin before the first
+    one. ``test_parts`` are of :data:`PARTS` consecutive parts of the test split, as neighbours may
+    depend on each other.
     """
 
     train_losses: tuple[float, ...]
@@ -116,13 +186,9 @@ class Outcome:
     test_parts: tuple[float, ...] = ()
     test_efficiency: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Outcome:
-        """Read what :meth:`to_dict` wrote."""
+        """Read plain values."""
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in record.items()
         }
@@ -136,35 +202,42 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
     with one_thread(), warnings.catch_warnings(action="ignore", category=UserWarning):
         training, probes = make_training(trial, task)
         trainer = lightning_trainer(
-            training,
-            folder=folder,
-            callbacks=probes,
-            device=trial.device,
-            devices=1,
+            training, folder=folder, callbacks=probes, device=trial.device, devices=1
         )
         last = folder / LAST if folder is not None and (folder / LAST).is_file() else None
         records = run_epochs(training, trainer, last)
-        looks = trial.test and not training.diverged
-        score = score_split(training, task.test) if looks else None
-        parts = [score_split(training, part).metric for part in cut(task.test)] if looks else []
-        test_efficiency = probes[0].measure(task.test) if probes and looks else None
+        tested: dict[str, Any] = {}
+        if trial.test and not training.diverged:
+            score = score_split(training, task.test)
+            tested = {"test_loss": score.loss, "test_metric": score.metric}
+            parts = (score_split(training, part).metric for part in cut(task.test))
+            tested["test_parts"] = tuple(parts)
+            for probe in probes:
+                tested["test_efficiency"] = probe.measure(task.test)
     return Outcome(
         train_losses=tuple(record.train_loss for record in records),
         valid_losses=tuple(record.valid_loss for record in records),
         valid_metrics=tuple(record.valid_metric for record in records),
         seconds=records[-1].seconds if records else 0.0,
         diverged=training.diverged,
-        test_loss=score.loss if score else None,
-        test_metric=score.metric if score else None,
-        efficiencies=tuple(probes[0].values) if probes else (),
-        test_parts=tuple(parts),
-        test_efficiency=test_efficiency,
+        efficiencies=tuple(value for probe in probes for value in probe.values),
+        **tested,
     )
 
 
 def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyProbe]]:
     """Return a run before its first step, and what looks on where the trial asks for it."""
-    model, optimizer = prepare(task, recipe_of(trial))
+    recipe = Recipe(
+        trial.optimizer,
+        trial.lr,
+        trial.init,
+        trial.rule,
+        trial.seed,
+        trial.decay or None,
+        trial.betas,
+        trial.eps,
+    )
+    model, optimizer = prepare(task, recipe)
     probes = [EfficiencyProbe(task, model)] if trial.efficiency else []
     if trial.tau:
         penalise_(model, *task.example_inputs(), tau=trial.tau)
@@ -183,20 +256,6 @@ def make_training(trial: Trial, task: Task) -> tuple[Training, list[EfficiencyPr
     return training, probes
 
 
-def recipe_of(trial: Trial) -> Recipe:
-    """Return optimizer and starting point of a run."""
-    return Recipe(
-        trial.optimizer,
-        trial.lr,
-        trial.init,
-        trial.rule,
-        trial.seed,
-        trial.decay or None,
-        trial.betas,
-        trial.eps,
-    )
-
-
 def cut(split: Split) -> list[Split]:
     """Cut a split into :data:`PARTS` parts of consecutive items, of as equal sizes as can be."""
     pieces = (
@@ -206,19 +265,16 @@ def cut(split: Split) -> list[Split]:
 
 
 class EfficiencyProbe(Callback):
-    """Measures ``eps'`` on the same validation examples before a run and after every epoch. The
-    model is traced now, without a penal connection that comes later.
-    """
+    """Measures ``eps'`` before a run and after every epoch, without a penal connection."""
 
     def __init__(self, task: Task, model: Any) -> None:
         self.task, self.model = task, model
-        self.observed = Split(task.valid.inputs[:OBSERVED], task.valid.targets[:OBSERVED])
         self.chain = MarkovChain.trace(model, *task.example_inputs())
-        self.values = [self.measure(self.observed)]
+        self.values = [self.measure(task.valid, OBSERVED)]
 
     def on_train_epoch_end(self, *_: Any) -> None:
         """Look."""
-        self.values.append(self.measure(self.observed))
+        self.values.append(self.measure(self.task.valid, OBSERVED))
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what a checkpoint keeps."""
@@ -228,12 +284,12 @@ class EfficiencyProbe(Callback):
         """Go on from a checkpoint."""
         self.values = list(state["values"])
 
-    def measure(self, split: Split) -> float:
-        """Return the mean of ``eps'`` over the examples of a split."""
+    def measure(self, split: Split, count: int | None = None) -> float:
+        """Return the mean of ``eps'`` over the first so many examples of a split."""
         weight = next(self.model.parameters())
         records = []
         for inputs, targets in zip(
-            split.inputs.split(AT_A_TIME), split.targets.split(AT_A_TIME), strict=True
+            *(part[:count].split(AT_A_TIME) for part in (split.inputs, split.targets)), strict=True
         ):
             some = inputs.to(weight.device, weight.dtype if inputs.is_floating_point() else None)
             records.append(self.chain.observe(self.task.loss, some, targets.to(weight.device)))

@@ -8,19 +8,27 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    ProcessPoolExecutor,
+    as_completed,
+)
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from pathspace.diagnostics.shared.tables import plain
 from pathspace.errors import InputError
 from pathspace.files.writing import make_folder, write_text
 
 from ..json_lines import append_lines, read_lines
-from .provenance import provenance, run_key
+from .trial import provenance, run_key
 
 FORMAT = 3
 # Where commands keep trials, in the folder in which they are started.
@@ -30,14 +38,12 @@ _TURN = threading.Lock()
 
 
 class TrialCache:
-    """Outcomes on disk, one JSON file per trial, written aside and renamed; without a folder they
-    stay in memory.
+    """Outcomes on disk, one JSON file per trial; without a folder they stay in memory.
 
-    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the
-    others; the next one goes on from there. Files that cannot be read are treated as not there,
-    because the trial can be run again. A trial of earlier code is known, until its file and its
-    lines in the journal are deleted; its provenance says what computed it. The journal gets a line
-    for every trial, and knows those that are in it, of several lines of one trial the last.
+    A run that is killed keeps every trial that had ended and the checkpoints of the others. Files
+    that cannot be read are treated as not there. A trial of earlier code is known; its provenance
+    says what computed it. The journal gets a line for every trial, and knows those in it, of
+    several the last.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
@@ -53,14 +59,14 @@ class TrialCache:
 
     def record(self, trial: Any) -> dict[str, Any] | None:
         """Return what is kept of a trial, outcome and provenance, if it has been run."""
+        record = self._known.get(trial.key)
         try:
-            record = self._known.get(trial.key)
-            if record is None:
-                if self.folder is None:
-                    return None
+            if record is None and self.folder is not None:
                 record = json.loads(self._file(trial, ".json").read_text(encoding="utf-8"))
+            if record is None or record["format"] != FORMAT:
+                return None
             trial.outcome(record["outcome"])
-            return dict(record) if record["format"] == FORMAT else None
+            return dict(record)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -85,7 +91,7 @@ class TrialCache:
             "key": trial.key,
             "trial": asdict(trial),
             "data": trial.data,
-            "outcome": outcome.to_dict(),
+            "outcome": plain(asdict(outcome)),
             "provenance": provenance(),
         }
         # (as a file has it)
@@ -99,21 +105,21 @@ class TrialCache:
         if self.folder is not None:
             write_text(json.dumps(record), str(self._file(trial, ".json")))
 
-    def note(self, trial: Any) -> None:
-        """Note what computed a trial, and append it to the journal, unless it is there."""
+    def note(self, trial: Any) -> Any:
+        """Append a trial that has ended to the journal, unless it is there; return its outcome."""
         record = self.record(trial)
         assert record is not None, "a trial that has ended is known"
         self._known[trial.key] = record
         self._noted.add(trial.key)
-        if self.journal is None or trial.key in self._written:
-            return
-        self._written.add(trial.key)
-        try:
-            append_lines(self.journal, [record])
-        except OSError as error:
-            raise InputError(
-                f"The journal '{self.journal}' cannot be written ({error.strerror})."
-            ) from error
+        if self.journal is not None and trial.key not in self._written:
+            self._written.add(trial.key)
+            try:
+                append_lines(self.journal, [record])
+            except OSError as error:
+                raise InputError(
+                    f"The journal '{self.journal}' cannot be written ({error.strerror})."
+                ) from error
+        return trial.outcome(record["outcome"])
 
     @property
     def origins(self) -> list[dict[str, str]]:
@@ -126,9 +132,7 @@ class TrialCache:
 
 
 def journal_lines(journal: Path | None) -> Iterator[dict[str, Any]]:
-    """Read the lines of a journal. In older ones of ``optimizers``, a line before those of another
-    commit or computer says what computed them.
-    """
+    """Read a journal; in older ones a line says what computed those behind it."""
     computed: dict[str, str] = {}
     for line in read_lines(journal) if journal is not None else ():
         computed = line.get("computed", computed)
@@ -147,21 +151,13 @@ def run_all(
     elsewhere: Executor | None = None,
 ) -> list[Any]:
     """Run every trial that the cache does not know, in so many processes of one thread each or
-    ``elsewhere``, and return all outcomes in order.
-
-    Trials are frozen dataclasses with a ``key``, a digest of their ``data``, a ``label`` for a
-    progress bar, and methods ``carry_out`` and ``outcome``; equal ones are run once. ``done`` is
-    called after each, known ones included.
+    ``elsewhere``, and return all outcomes in order. Equal trials are run once; ``done`` is called
+    after each, known ones included.
     """
-    if jobs < 1:
-        raise InputError(
-            f"Trials need a positive number of processes, found {jobs}; give --jobs 1 or more."
-        )
     found: dict[Any, Any] = {}
 
     def ended(trial: Any) -> None:
-        found[trial] = cache.find(trial)
-        cache.note(trial)
+        found[trial] = cache.note(trial)
         if done is not None:
             done(trial)
 
@@ -194,9 +190,7 @@ def _records(
 
 
 def run_here(trial: Any, key: str, folder: Path | None) -> dict[str, Any]:
-    """The work of another process, which does not get the whole cache; ``key`` is the name of the
-    trial with the data of the machine that asks.
-    """
+    """The work of another process; ``key`` is the trial's name where it was asked for."""
     with _TURN:
         if trial.key != key:
             raise InputError(
@@ -224,3 +218,54 @@ def processes(jobs: int) -> Iterator[Executor]:
         for process in {*multiprocessing.active_children()} - before:
             process.terminate()
             process.join()
+
+
+# How long to wait for the scheduler's answer, and for its first worker.
+PATIENCE_SECONDS = 20.0
+
+
+@contextmanager
+def connected(cluster: str, patience: float = PATIENCE_SECONDS) -> Iterator[Executor]:
+    """A context with the workers of a Dask scheduler, which has at least one.
+
+    ``cluster`` is the scheduler's address, such as ``tcp://host:8786``, or the file that it wrote
+    (``dask scheduler --scheduler-file``). The scheduler hands out the trials, and again those of a
+    worker that died.
+    """
+    if not find_spec("distributed"):
+        raise InputError(
+            "Dask distributed is not installed; run pip install 'pathspace[cluster]', or do not"
+            " pass --cluster."
+        )
+    from distributed import Client, KilledWorker
+
+    try:
+        address = (
+            json.loads(Path(cluster).read_text())["address"] if Path(cluster).is_file() else cluster
+        )
+        client = Client(address, timeout=patience, set_as_default=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"No Dask scheduler answers at '{cluster}'; start one with dask scheduler, and give"
+            " --cluster its address, such as tcp://host:8786, or the file that it wrote."
+        ) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=patience)
+            yield client.get_executor(pure=False)
+        except TimeoutError as error:
+            raise InputError(
+                f"The Dask scheduler at '{cluster}' has no worker; start some with dask worker"
+                f" {cluster} --nthreads 1."
+            ) from error
+        except KilledWorker as error:
+            raise InputError(
+                "Several workers died during the same trial, the last one at"
+                f" {error.last_worker.address}; look at their logs, often their memory was full."
+                " The same command goes on from what has ended."
+            ) from error
+        except CancelledError as error:
+            raise InputError(
+                "The Dask scheduler has gone; start it again: the same command goes on from what"
+                " has ended."
+            ) from error

@@ -1,37 +1,110 @@
-"""The protocol of all arms of an experiment: tune on validation data, then test with new seeds.
-
-The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with
-other seeds, which had no part in the choice, are evaluated on the test split. Grid, budget and
-seeds are the same for all arms.
-"""
+"""The protocol of all arms: rates chosen with tuning seeds, tests with fresh ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from pathspace.diagnostics.shared.tables import plain
+from pathspace.diagnostics.shared.wording import plural
 
 from ..intervals import Interval, t_interval
-from .baselines import SHOWN
-from .experiment import Setting, fresh_seeds
-from .holm import Claim, Grid, gain, judge, over_items, seeds_for_margin
-from .provenance import task_data
-from .trial import Outcome, Trial
+from ..names import texts
+from .baselines import SHOWN, baselines
+from .holm import POWER, Claim, Grid, gain, judge, over_items, seeds_for_margin
+from .markdown import sentences
+from .record import Record, percent
+from .trial import Outcome, Trial, task_data
+
+# The seeds that are reported, and the ones that choose learning rates.
+SEEDS = (0, 1, 2, 3, 4)
+TUNING_SEEDS = (1000, 1001)
+
+
+def fresh_seeds(count: int) -> tuple[int, ...]:
+    """Return the first so many seeds that choose no learning rate."""
+    return tuple(seed for seed in range(count + len(TUNING_SEEDS)) if seed not in TUNING_SEEDS)[
+        :count
+    ]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The setting of an experiment.
+
+    ``run`` returns the outcomes of trials. ``scale`` is ``embedded``, ``fetched``, or ``full`` for
+    the paper's own setting, with its data in the folder ``data``. With ``by_power`` the spread of
+    the first ``seeds`` says how many are reported, at most ``most_seeds``. Budgets are divided by
+    ``shrink``, for tests. ``bars`` maps a task and its options to what simple means reach on its
+    test split.
+    """
+
+    run: Callable[[Sequence[Any]], list[Any]]
+    scale: str = "embedded"
+    data: Path | None = None
+    seeds: tuple[int, ...] = SEEDS
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    shrink: int = 1
+    device: str = "cpu"
+    by_power: bool = False
+    most_seeds: int | None = None
+    bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
+
+    def budget(self, number: int) -> int:
+        """Return a number of epochs or steps, shrunk for tests."""
+        return max(1, number // self.shrink)
+
+    def placed(self, trial: Any) -> Any:
+        """Return a trial on the device of this setting; runs of the contest have none."""
+        return replace(trial, device=self.device) if isinstance(trial, Trial) else trial
+
+    @property
+    def protocol(self) -> tuple[str, ...]:
+        """Describe the choice of learning rates."""
+        seeds = plural(len(self.tuning_seeds), "tuning seed")
+        return sentences("arms", setting=self, seeds=seeds, power=percent(POWER))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper, as ``experiments.toml`` describes it: ``needs`` is what the
+    full scale expects in ``--data``, empty where there is none, and ``full_seeds`` are the paper's.
+    Without ``trials`` there is no journal, unless it has a name.
+    """
+
+    name: str
+    needs: str
+    run: Callable[[Setting], Record]
+    draw: Callable[[Record], Figure]
+    seeds: int = 5
+    full_seeds: int | None = None
+    fetched: bool = False
+    trials: bool = True
+    journal: str = ""
+
+
+def experiment(
+    name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]
+) -> Experiment:
+    """Return the experiment of this name."""
+    entry = texts()[name]
+    known = {key: value for key, value in entry.items() if key in Experiment.__dataclass_fields__}
+    usual = {"needs": "", "fetched": "fetched" in entry.get("runs", {})}
+    return Experiment(name=name, run=run, draw=draw, **{**usual, **known})
+
 
 Runner = Callable[[Sequence[Trial]], list[Outcome]]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One contender: its run, without the learning rate, seed and look at the test split that the
-    protocol sets, and the rates and weight decays it may choose from (none for the decay of
-    ``base``).
-    """
+    """One contender: its run, but for what the protocol sets, and its rates and weight decays."""
 
     label: str
     base: Trial
@@ -46,10 +119,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of an arm: its run with the rate and decay that the tuning seeds chose, the mean
-    validation metric of each rate (NaN where a seed diverged), the outcomes of the fresh seeds, and
-    the time of all runs.
-    """
+    """An arm with its chosen rate and decay, each rate's validation metric, and fresh outcomes."""
 
     arm: Arm
     lr: float
@@ -118,7 +188,7 @@ def measure(
     tuned = iter(
         run([replace(base, lr=rate, seed=seed, efficiency=False) for base, rate, seed in grid])
     )
-    chosen, spent = [], []
+    chosen = []
     for arm in arms:
         tables, seconds = [], 0.0
         for _ in arm.bases:
@@ -129,28 +199,24 @@ def measure(
                 seconds += sum(o.seconds for o in here)
             tables.append(table)
         best = int(best_rate({float(i): one[best_rate(one)] for i, one in enumerate(tables)}))
-        base = arm.bases[best]
-        chosen.append((replace(arm, base=base), best_rate(tables[best]), tables[best]))
-        spent.append(seconds)
+        arm = replace(arm, base=arm.bases[best])
+        chosen.append((arm, best_rate(tables[best]), tables[best], seconds))
     fresh = [
-        replace(arm.base, lr=lr, seed=seed, test=True) for arm, lr, _ in chosen for seed in seeds
+        replace(arm.base, lr=lr, seed=seed, test=True) for arm, lr, *_ in chosen for seed in seeds
     ]
-    outcomes = run(fresh)
+    outcomes = iter(run(fresh))
     measured = []
-    for i, ((arm, lr, table), seconds) in enumerate(zip(chosen, spent, strict=True)):
-        mine = tuple(outcomes[len(seeds) * i : len(seeds) * (i + 1)])
-        seconds += sum(o.seconds for o in mine)
-        measured.append(Measured(arm, lr, table, mine, seconds))
+    for arm, lr, table, seconds in chosen:
+        mine = tuple(next(outcomes) for _ in seeds)
+        measured.append(Measured(arm, lr, table, mine, seconds + sum(o.seconds for o in mine)))
     return measured
 
 
 def measure_enough(
     arms: Sequence[Arm], setting: Setting, claims_of: Callable[[list[Measured]], Sequence[Claim]]
 ) -> tuple[list[Measured], tuple[Claim, ...]]:
-    """Tune and test all arms with as many seeds as their claims need, and judge the claims.
-
-    The setting's seeds are the pilot: their spread says how many more decide each claim with a
-    probability of 80 %, at the paper's effect. Every arm gets as many as the claim that needs most.
+    """Tune and test all arms with as many seeds as their claims need, and judge the claims: the
+    spread of the setting's seeds says how many more decide each claim with a probability of 80 %.
     """
     measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
     claims = judge(claims_of(measured))
@@ -172,9 +238,8 @@ def versus(
 ) -> Claim:
     """Test the claim "this arm's test metric is lower than that one's".
 
-    A run that diverged counts with the metric that the task calls hopeless. ``bars`` are the test
-    metrics of simple means and of published networks: an arm that is no better than one of them
-    decides nothing, but for those that are shown only.
+    A run that diverged counts with the metric that the task calls hopeless. An arm that is no
+    better than one of ``bars`` (simple means, published networks) decides nothing.
     """
     whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
     failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless

@@ -1,6 +1,4 @@
-"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and one with the King James
-Bible.
-"""
+"""Tasks with data of ``pathspace data fetch``: Fashion-MNIST and the King James Bible."""
 
 from __future__ import annotations
 
@@ -8,21 +6,20 @@ import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from ..data import bible_text, given
 from ..task import Split, Task, register_task
-from .digits import sequence_task
-from .images import image_task
+from .digits import register_sequences
+from .images import register_images
 from .papers import mnist_splits, tokens_of
 from .text import chunks, language_task
 
 
 def fashion_splits(
-    task: str, pool: int = 1, limit: int | None = None, data: str | None = None
+    task: str, data: str | None = None, pool: int = 1, limit: int | None = None
 ) -> list[Split]:
     """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool)."""
     train, *others = mnist_splits(given(task, data, "fashion-mnist"))
@@ -30,39 +27,10 @@ def fashion_splits(
     return [Split(avg_pool2d(part.inputs, pool), part.targets) for part in parts]
 
 
-def _rows(
-    name: str,
-    pool: int,
-    permuted: bool,
-    hidden: int = 100,
-    limit: int | None = None,
-    data: str | None = None,
-) -> Task:
-    parts = fashion_splits(name, pool, limit, data)
-    return sequence_task(name, "Fashion-MNIST", parts, 28 // pool, permuted, hidden)
-
-
-register_task("fashion-14")(partial(_rows, "fashion-14", 2, False))
-register_task("fashion-28")(partial(_rows, "fashion-28", 1, False))
-register_task("fashion-28-permuted")(partial(_rows, "fashion-28-permuted", 1, True))
-
-
-@register_task("fashion-images")
-def fashion_images(
-    hidden: int = 16,
-    network: str = "recurrent",
-    depth: int = 2,
-    limit: int | None = None,
-    pool: int = 1,
-    scale: float | None = None,
-    drop: float = 0.0,
-    activity: float = 0.0,
-    data: str | None = None,
-) -> Task:
-    """Build the task: images of clothes in ten classes, by a convolutional network."""
-    parts = fashion_splits("fashion-images", pool, limit, data)
-    blocks: dict[str, Any] = {"scale": scale, "drop": drop, "activity": activity}
-    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth, **blocks)
+FASHION = "Fashion-MNIST"
+register_sequences(FASHION, partial(fashion_splits, pool=2), **{"fashion-14": 14})
+register_sequences(FASHION, fashion_splits, **{"fashion-28": 28})
+register_images("fashion-images", FASHION, fashion_splits, 16, "recurrent", 2)
 
 
 def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
@@ -88,5 +56,5 @@ def bible_characters(
     """Build the task: the next character of the King James Bible."""
     tokens, vocabulary = bible_tokens(given("bible-characters", data, "bible"))
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
-    model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
-    return language_task("bible-characters", "the King James Bible", parts, vocabulary, model)
+    model = {"embedding": hidden, "hidden": hidden, "layers": layers}
+    return language_task("bible-characters", "the King James Bible", parts, vocabulary, {**model})

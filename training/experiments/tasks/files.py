@@ -1,7 +1,4 @@
-"""Readers of the formats that the papers' data comes in: idx files, pickled batches, text.
-
-Every failure is one sentence that names the file, what was found and where to get the data.
-"""
+"""Readers of idx files, pickled batches and texts; a failure is a sentence with the way out."""
 
 from __future__ import annotations
 
@@ -52,11 +49,7 @@ def read_bytes(path: Path, hint: str) -> bytes:
 
 
 def read_idx(path: Path, hint: str) -> np.ndarray:
-    """Read an idx file: two zero bytes, element type, number of axes, their lengths, the numbers.
-
-    Reference:
-        The format as described beside the MNIST database.
-    """
+    """Read an idx file: two zero bytes, type, number of axes, their lengths, the numbers."""
     data = read_bytes(path, hint)
     try:
         zeros, kind, start = data[:2], np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]

@@ -1,9 +1,4 @@
-"""Tasks with the papers' own data in a folder of the user, ``--data DIR``.
-
-``mnist-28``, ``mnist-98`` and both permuted, ``cifar10``, ``cifar100``, ``ptb``,
-``ptb-characters``, ``wikitext-2``, ``enwik8``, ``wmt16``. Nothing is downloaded; a missing file is
-one sentence with the place to get it.
-"""
+"""Tasks with the papers' own data in a folder of the user; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,9 +17,9 @@ from torch import Tensor
 from pathspace.errors import InputError
 
 from ..task import Split, Task, register_task
-from .digits import sequence_task
+from .digits import register_sequences
 from .files import find, own_folder, read_batch, read_bytes, read_idx, read_text
-from .images import image_task
+from .images import register_images
 from .text import chunks, language_task
 from .translation import translation_task
 
@@ -52,9 +47,7 @@ def standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     return [torch.tensor((part - mean) / std, dtype=torch.float32) for part in (train, *others)]
 
 
-def _parts(
-    found: Sequence[np.ndarray], classes: int, folder: Path, hint: str
-) -> tuple[Split, Split, Split]:
+def _parts(found: Sequence[np.ndarray], classes: int, folder: Path, hint: str) -> list[Split]:
     """Hold out the last twelfth of the training images; normalise all by the rest."""
     images, labels, test_images, test_labels = found
     for what, given, least in (("training", labels, 2), ("test", test_labels, 1)):
@@ -71,13 +64,12 @@ def _parts(
     kept = len(images) - max(1, len(images) // HELD_OUT)
     inputs = standardised(images[:kept], images[kept:], test_images)
     targets = (labels[:kept], labels[kept:], test_labels)
-    train, valid, test = (
+    return [
         Split(a, torch.from_numpy(b.astype(np.int64))) for a, b in zip(inputs, targets, strict=True)
-    )
-    return train, valid, test
+    ]
 
 
-def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
+def mnist_splits(folder: Path) -> list[Split]:
     """Read MNIST's four idx files."""
     found = []
     for part in ("train", "t10k"):
@@ -93,35 +85,15 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
     return _parts(found, 10, folder, MNIST)
 
 
-def _mnist(
-    name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None
-) -> Task:
-    parts = mnist_splits(own_folder(name, data, MNIST))
-    return sequence_task(name, "MNIST", parts, steps, permuted, hidden)
+def _mnist(name: str, data: str | None) -> list[Split]:
+    return mnist_splits(own_folder(name, data, MNIST))
 
 
-for _steps in (28, 98):
-    for _permuted in (False, True):
-        _name = f"mnist-{_steps}{'-permuted' if _permuted else ''}"
-        register_task(_name)(partial(_mnist, _name, _steps, _permuted))
+register_sequences("MNIST", _mnist, **{"mnist-28": 28, "mnist-98": 98})
+register_images("mnist-images", "MNIST", _mnist, 32, "recurrent", 4)
 
 
-@register_task("mnist-images")
-def mnist_images(
-    hidden: int = 32,
-    network: str = "recurrent",
-    depth: int = 4,
-    dropout: float = 0.0,
-    overlapping: bool = False,
-    data: str | None = None,
-) -> Task:
-    """Build the task: MNIST's images by a convolutional network."""
-    parts = mnist_splits(own_folder("mnist-images", data, MNIST))
-    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
-    return image_task("mnist-images", "MNIST", parts, network, hidden, depth, **halved)
-
-
-def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
+def cifar_splits(folder: Path, classes: int) -> list[Split]:
     """Read CIFAR's python batches."""
     inner = folder / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
     folder = inner if inner.is_dir() else folder
@@ -134,30 +106,16 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
-def _cifar(
-    classes: int,
-    hidden: int = 16,
-    network: str = "resnet",
-    depth: int = 20,
-    dropout: float = 0.0,
-    overlapping: bool = False,
-    data: str | None = None,
-) -> Task:
-    name = f"cifar{classes}"
-    parts = cifar_splits(own_folder(name, data, CIFAR), classes)
-    halved: dict[str, Any] = {"dropout": dropout, "overlapping": overlapping}
-    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, **halved)
+def _cifar(name: str, data: str | None) -> list[Split]:
+    return cifar_splits(own_folder(name, data, CIFAR), int(name.removeprefix("cifar")))
 
 
 for _classes in (10, 100):
-    register_task(f"cifar{_classes}")(partial(_cifar, _classes))
+    register_images(f"cifar{_classes}", f"CIFAR-{_classes}", _cifar, 16, "resnet", 20, _classes)
 
 
 def tokens_of(texts: Sequence[str], words: bool) -> tuple[list[Tensor], int]:
-    """Number the tokens of several texts, the first of which knows all of them. Words have
-    ``<eos>`` at the end of a line; other tokens become ``<unk>``. The second result is the size of
-    the vocabulary.
-    """
+    """Number the tokens of texts by those of the first; return also how many there are."""
     lists = [
         [t for line in text.splitlines() for t in (*line.split(), "<eos>")] if words else list(text)
         for text in texts
@@ -210,15 +168,10 @@ for _name in CORPORA:
 
 @register_task("enwik8")
 def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | None = None) -> Task:
-    """Build the task: the next character of Wikipedia, one of 27: a to z and the blank; 90 % to
-    train, 5 % each to choose and test.
+    """Build the task: the next character of Wikipedia, one of 27: a to z and the blank.
 
-    The paper has 100 million characters of these 27. That describes the file ``text8``, which is
-    read if it is there; of the file ``enwik8``, capitals become small letters, and every run of
-    other bytes a blank, so that it has fewer.
-
-    Reference:
-        Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.2.
+    The paper's numbers describe the file ``text8``, which is read if it is there; of the file
+    ``enwik8``, capitals become small letters, and every run of other bytes a blank.
     """
     file = find(own_folder("enwik8", data, ENWIK8), ("text8", "enwik8"), ENWIK8)
     content = re.sub(rb"[^a-z]+", b" ", read_bytes(file, ENWIK8).lower())

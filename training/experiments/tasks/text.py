@@ -1,8 +1,4 @@
-"""``text-characters``: the next character of real English text, which every Python brings along.
-
-The text is Python's own documentation of its language, the topics that ``help()`` prints; they
-differ a little between versions of Python, and so do figures. Nothing is downloaded.
-"""
+"""``text-characters``: Python's own documentation, which differs a little by version."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The papers' recipes as data: one file per table or figure, and how a run differs from its cell.
-
-Every field of :data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS` has a value in
-every cell; what a paper does not say is ``unsaid``, and what this library takes there stands apart,
-under ``fill``.
+Every cell has a value of every field; what a paper does not say is ``unsaid``, and what this
+library takes there stands apart, under ``fill``.
 """
 
 from .cells import FIELDS, UNSAID, Cell, load_cells, table_cells

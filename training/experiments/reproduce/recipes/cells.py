@@ -1,9 +1,8 @@
 """The cells of the papers' tables and figures, read from one file per table.
 
-A file has what all cells share (``recipe``, ``fill``, ``ours``), the fields that the paper leaves
-``unsaid`` and those that a table has ``none`` of, as words; a ``where`` for some rows and columns;
-and what is ``printed``, by row and column. Of a figure, ``printed`` is one word for its ``rows``
-and ``columns``.
+A file has what all cells share (``recipe``, ``fill``, ``ours``), fields as words that the paper
+leaves ``unsaid`` or a table has ``none`` of, a ``where`` for some rows and columns, and what is
+``printed``: by row and column, or one word for the ``rows`` and ``columns`` of a figure.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ FIELDS: dict[str, str] = tomllib.loads((ROOT / "fields.toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table, or one curve or bar of a figure; its name is that of table, row and
-    column.
+    """One cell of a table, or one curve or bar of a figure, named by table, row and column.
 
     ``recipe`` has a value for every key of :data:`FIELDS`, :data:`UNSAID` where the paper says
-    nothing; ``fill`` is what this library takes there. ``ours`` is how this library runs it:
-    ``task`` and its options, or ``why`` it does not. ``by_reference`` are fields that the paper
-    gives by naming another paper.
+    nothing; ``fill`` is what this library takes there. ``ours`` is how it runs the cell, or ``why``
+    it does not. ``by_reference`` are fields that the paper gives by naming another paper.
     """
 
     name: str
@@ -50,6 +47,14 @@ class Cell:
     ours: Mapping[str, Any] = field(default_factory=dict)
     by_reference: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """The error in percent, as it is printed or as an accuracy leaves it."""
+        figures = re.findall(r"\d+\.?\d*", self.printed)
+        if "accuracy" in self.metric:
+            return round(100 - float(figures[-1]), 6)
+        return float(figures[0]) if figures else None
 
     def value(self, key: str) -> Any:
         """Return what the paper says of a field, or what this library takes there."""

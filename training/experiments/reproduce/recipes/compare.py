@@ -8,7 +8,7 @@ from typing import Any
 from ...names import TASKS
 from ...recipe import optimizer_kind
 from ...task import task_options
-from ...tasks.imagenet import KEPT_APART
+from ...tasks.images import KEPT_APART
 from ...tasks.papers import DROPPED, HELD_OUT, WMT_TOKENS
 from ...tasks.translation import TOKENS, heads_of
 from ..trial import Trial
@@ -34,12 +34,14 @@ SCALED = {"recurrent-path-sgd": "the mean of kappa at the start, in the recurren
 # the settings that Adam, AdamW and G-Adam have by themselves
 BETAS, EPS = (0.9, 0.999), 1e-8
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
-# options of tasks that a field of a recipe describes: these, the settings of blocks in the model
-# and the cut of the data, which _cut names; what a task gets besides stands with the data
-DESCRIBED = {
-    *("hidden", "network", "depth", "layers", "length", "longest", "dropout", "smoothing", "data"),
-    *("reverse", "inner", "original", "overlapping", "vocabulary"),
+# options of tasks -> the field of a recipe that says the same
+OPTIONS = {
+    "hidden": "width",
+    **{key: key for key in ("layers", "dropout", "smoothing", "inner", "vocabulary")},
+    **dict.fromkeys(("length", "longest"), "sequence_length"),
 }
+# options that other fields describe; what a task gets besides stands with the data
+DESCRIBED = {*OPTIONS, "network", "depth", "data", "reverse", "original", "overlapping"}
 # images of Fashion-MNIST: to train and to choose, of which the tasks hold a share out; to test
 FASHION_IMAGES, FASHION_TESTS = 60_000, 10_000
 SEQUENCE_STEPS = {
@@ -81,6 +83,7 @@ def describe(
     moments = "adam" in trial.optimizer.lower()
     run = {
         **COMMON,
+        **{OPTIONS[key]: value for key, value in options.items() if key in OPTIONS},
         "data": TASKS.get(trial.task, f"those of the task {trial.task}"),
         "held_out": _held_out(trial.task),
         **_family(trial.task)(trial.task, options),
@@ -106,7 +109,8 @@ def describe(
         "device": "one thread of a processor" if trial.device == "cpu" else trial.device,
     }
     run["data"] = ", ".join((run["data"], *_cut(trial.task, options)))
-    run["model"] = ", ".join((run["model"], *_blocks(options)))
+    blocks = [say.format(options[key]) for key, say in BLOCKS.items() if options.get(key)]
+    run["model"] = ", ".join((run["model"], *blocks))
     return {key: run[key] for key in FIELDS}
 
 
@@ -164,11 +168,6 @@ def _cut(task: str, options: Mapping[str, Any]) -> list[str]:
     return said + [CUTS[key].format(value) for key, value in sorted(given.items()) if value]
 
 
-def _blocks(options: Mapping[str, Any]) -> list[str]:
-    """Say what the blocks of a residual network have besides."""
-    return [say(options[key]) for key, say in BLOCKS.items() if options.get(key)]
-
-
 # options that change a task's data -> what they do
 CUTS = {
     "limit": "at most {:,} training examples",
@@ -176,16 +175,16 @@ CUTS = {
     "tests": "{:,} test examples",
 }
 # what the blocks of a residual network may have besides: option of the task -> its words
-BLOCKS: dict[str, Callable[[Any], str]] = {
-    "scale": lambda value: f"branches with a learned factor from {value:g}",
-    "drop": lambda value: f"{value:.0%} of the branches dropped in a step",
-    "activity": lambda value: f"squares of activations penalised by {value:g}",
+BLOCKS = {
+    "scale": "branches with a learned factor from {:g}",
+    "drop": "{:.0%}" + " of the branches dropped in a step",
+    "activity": "squares of activations penalised by {:g}",
 }
 
 
-def _sequence(task: str, options: Mapping[str, Any]) -> Description:
+def _sequence(task: str, _options: Mapping[str, Any]) -> Description:
     steps = SEQUENCE_STEPS[task.removesuffix("-permuted")]
-    return {"model": "ReLU RNN", "width": options["hidden"], "layers": 1, "sequence_length": steps}
+    return {"model": "ReLU RNN", "layers": 1, "sequence_length": steps}
 
 
 def _text(task: str, options: Mapping[str, Any]) -> Description:
@@ -193,96 +192,80 @@ def _text(task: str, options: Mapping[str, Any]) -> Description:
     own = width if task == "bible-characters" else max(1, width // 4)
     return {
         "model": "stacked ReLU RNN",
-        "width": width,
-        "layers": options["layers"],
         "embedding": 400 if of_paper else own,
         "readout": "its own",
-        "vocabulary": options.get("vocabulary", "all of the training text"),
+        "vocabulary": "all of the training text",
         "carried_state": False,
-        "sequence_length": options["length"],
         **(DROPPED if of_paper else dict.fromkeys(DROPPED, 0.0)),
     }
 
 
+TRANSFORMER: Description = {
+    "readout": "its own",
+    "normalisation": "layer norm inside the branch",
+    "dropout_inner": 0.0,
+}
+# network of our tasks -> what recipes say of it, whatever its size
+NETWORKS: dict[str, Description] = {
+    "recurrent": {"model": "recurrent CNN", "unfold": 3, "normalisation": "batch norm"},
+    "resnet": {
+        "model": "ResNet of He et al. for CIFAR-10",
+        "normalisation": "batch norm",
+        "halving": "by strides at the second and third stage",
+    },
+    "deep-resnet": {
+        "model": "ResNet of He et al. for ImageNet",
+        "normalisation": "batch norm",
+        "halving": "by strides at the second to fourth stage",
+    },
+    "residual": {"model": "residual blocks"},
+    "vit": {"model": "ViT of Dosovitskiy et al.", **TRANSFORMER},
+    "swin": {
+        "model": "Swin transformer of Liu et al.",
+        "halving": "by merging patches before the second to fourth stage",
+        **TRANSFORMER,
+    },
+}
+# transformers of images -> side of a patch, features of a head
+PATCHES = {"vit": (16, 64), "swin": (4, 32)}
+
+
 def _images(task: str, options: Mapping[str, Any]) -> Description:
-    network, width, depth = options["network"], options["hidden"], options["depth"]
-    stem = "twice before the first stage, " if task == "imagenet" else ""
-    middle = f"by maxima over 3 x 3 after layers 1 and {depth // 2 + 1}"
-    early = "by maxima over 2 x 2 after layers 2 and 3"
-    of_network: dict[str, Description] = {
-        "recurrent": {
-            "model": "recurrent CNN",
-            "layers": depth + 1,
-            "unfold": 3,
-            "normalisation": "batch norm",
-            "halving": middle if options.get("overlapping") else early,
-        },
-        "resnet": {
-            "model": "ResNet of He et al. for CIFAR-10",
-            "normalisation": "batch norm",
-            "halving": "by strides at the second and third stage",
-        },
-        "deep-resnet": {
-            "model": "ResNet of He et al. for ImageNet",
-            "normalisation": "batch norm",
-            "halving": f"{stem}by strides at the second to fourth stage",
-        },
-        "residual": {"model": "residual blocks"},
-        "vit": {"model": "ViT of Dosovitskiy et al.", **_patches(16, width, 64)},
-        "swin": {
-            "model": "Swin transformer of Liu et al.",
-            "halving": "by merging patches before the second to fourth stage",
-            **_patches(4, width, 32),
-        },
-    }
-    return {
-        "width": width,
-        "layers": depth,
-        "dropout": options.get("dropout", 0.0),
-        "smoothing": options.get("smoothing", 0.0),
-        **of_network[network],
-    }
-
-
-def _patches(size: int, width: int, head: int) -> Description:
-    """Describe what transformers of images have in common, by features of a patch and of a head."""
-    return {
-        "embedding": f"patches of {size} x {size}",
-        "inner": 4 * width,
-        "heads": max(1, width // head),
-        "readout": "its own",
-        "normalisation": "layer norm inside the branch",
-        "dropout_inner": 0.0,
-    }
+    network, width, depth = (options[key] for key in ("network", "hidden", "depth"))
+    said = {"layers": depth, **NETWORKS[network]}
+    if network == "recurrent":
+        middle = f"by maxima over 3 x 3 after layers 1 and {depth // 2 + 1}"
+        early = "by maxima over 2 x 2 after layers 2 and 3"
+        said |= {"layers": depth + 1, "halving": middle if options.get("overlapping") else early}
+    elif network in PATCHES:
+        side, head = PATCHES[network]
+        said |= {"embedding": f"patches of {side} x {side}", "inner": 4 * width}
+        said["heads"] = max(1, width // head)
+    elif network == "deep-resnet" and task == "imagenet":
+        said["halving"] = f"twice before the first stage, {said['halving']}"
+    return said
 
 
 def _translation(task: str, options: Mapping[str, Any]) -> Description:
-    width, dropout = options["hidden"], options.get("dropout", 0.0)
-    original = options.get("original", False)
+    width, original, of_paper = options["hidden"], options.get("original"), task == "wmt16"
     said: Description = {
         "model": "transformer of Vaswani et al.",
-        "width": width,
-        "layers": options["layers"],
         "embedding": "one for both languages",
         "inner": options.get("inner", 2 * width),
         "heads": heads_of(width),
         "readout": "the embedding's" if original else "its own",
-        "vocabulary": WMT_TOKENS if task == "wmt16" else options.get("vocabulary", TOKENS),
+        "vocabulary": WMT_TOKENS if of_paper else options.get("vocabulary", TOKENS),
         "normalisation": "layer norm " + ("after the sum" if original else "inside the branch"),
         "sequence_length": options.get("longest", 32),
-        "dropout": dropout,
-        "dropout_inner": 0.0 if original else dropout,
-        "smoothing": options.get("smoothing", 0.0),
+        "dropout_inner": 0.0 if original else options["dropout"],
     }
-    if task == "wmt16":
-        said["data"] = (
-            f"WMT-16 news, {'German to English' if options['reverse'] else 'English to German'}"
-        )
+    if of_paper:
+        languages = "German to English" if options["reverse"] else "English to German"
+        said["data"] = f"WMT-16 news, {languages}"
     return said
 
 
 def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
-    """Return what describes the model of a task."""
     if task.removesuffix("-permuted") in SEQUENCE_STEPS:
         return _sequence
     if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):

@@ -15,25 +15,15 @@ from pathspace.errors import InputError
 from ...task import task_options
 from ...tasks.files import find, read_bytes, read_text
 from ...tasks.papers import WMT
-from ..experiment import Setting
-from ..provenance import task_data
-from ..trial import Trial
-from ..tuning import Arm
-from .cells import NONE, ROOT, UNSAID, Cell, table_cells
-from .compare import BETAS, EPS, OPTIMIZERS, describe, differences
+from ..trial import Trial, task_data
+from ..tuning import Arm, Setting
+from .cells import NONE, ROOT, Cell, table_cells
+from .compare import BETAS, EPS, NETWORKS, OPTIMIZERS, OPTIONS, describe, differences
 
 # data sets by the digests of their files: several have one format
 KNOWN: dict[str, dict[str, Any]] = tomllib.loads(
     (ROOT / "digests.toml").read_text(encoding="utf-8")
 )
-# model of a recipe -> network of our tasks, and by how much its depth is less than its layers
-NETWORKS = {
-    "recurrent CNN": ("recurrent", -1),
-    "ResNet of He et al. for CIFAR-10": ("resnet", 0),
-    "ResNet of He et al. for ImageNet": ("deep-resnet", 0),
-    "ViT of Dosovitskiy et al.": ("vit", 0),
-    "Swin transformer of Liu et al.": ("swin", 0),
-}
 # the learning rate of the original transformer when its warm-up ends, and pairs of WMT-16's news
 ORIGINAL_RATE, WMT_PAIRS = "(width x steps of warm-up)^(-1/2)", 4_548_885
 
@@ -46,10 +36,7 @@ def runnable(cell: Cell) -> str:
 
 
 def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
-    """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
-
-    What the paper leaves open is filled in as the recipe's file says.
-    """
+    """Return the run that a recipe asks for, at the first of its learning rates and seed 0."""
     if why := runnable(cell):
         raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
     wanted = (cell.value("optimizer"), cell.value("momentum"), cell.value("path_space"))
@@ -91,11 +78,8 @@ def _unless(value: Any, plain: Sequence[Any]) -> Any:
 
 def settled(cell: Cell, data: Path | str | None = None) -> Cell:
     """Return a cell with a number in place of the original transformer's learning rate, which
-    follows from the width and the steps of the warm-up; without a folder there are as many training
-    pairs as in the news of WMT-16.
-
-    Reference:
-        Vaswani et al., Attention is all you need, section 5.3.
+    follows from the width and the steps of the warm-up (Vaswani et al., section 5.3); without a
+    folder there are as many training pairs as in the news of WMT-16.
     """
     if cell.recipe["rates"] != ORIGINAL_RATE:
         return cell
@@ -106,7 +90,6 @@ def settled(cell: Cell, data: Path | str | None = None) -> Cell:
 
 @cache
 def _pairs(data: Path | str | None) -> int:
-    """Count the pairs of sentences to train on."""
     if data is None:
         return WMT_PAIRS
     return len(read_text(find(Path(data), ("train.en",), WMT), WMT).splitlines())
@@ -123,8 +106,8 @@ def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
 
 
 def full_arms(table: str, setting: Setting) -> tuple[dict[tuple[str, str], Arm], list[str]]:
-    """Return the contenders of all cells of a table that can be trained, by row and column; and
-    which are not trained (the setting's folder may lack files), one sentence for each reason.
+    """Return the contenders of all cells of a table that can be trained, by row and column; and a
+    sentence for each reason why others are not.
     """
     arms: dict[tuple[str, str], Arm] = {}
     left: dict[str, list[str]] = {}
@@ -153,9 +136,7 @@ def _missing(cell: Cell, setting: Setting) -> str:
 def listed(
     pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None
 ) -> tuple[str, ...]:
-    """List the differences between contenders and their recipes, first those of all contenders; the
-    others end with the contenders' names. ``seeds`` are those that were reported in the end.
-    """
+    """List differences from recipes, of all contenders first; others end with their names."""
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = setting.placed(arm.base)
@@ -194,25 +175,20 @@ def _grouped(labels: Sequence[str], every: Sequence[str]) -> list[str]:
 
 
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
-    """Return the options of the task that the recipe fixes."""
     task = cell.ours["task"]
     known, model = task_options(task), cell.value("model")
-    if "network" in known and model not in NETWORKS:
+    networks = {str(said["model"]): network for network, said in NETWORKS.items()}
+    if "network" in known and model not in networks:
         raise InputError(
             f"The cell '{cell.name}' has the model '{model}', expected one of:"
-            f" {', '.join(NETWORKS)}; correct its file."
+            f" {', '.join(networks)}; correct its file."
         )
-    network, less = NETWORKS.get(model, (UNSAID, 0))
+    network, layers = networks.get(model), cell.value("layers")
     given = {
-        "hidden": cell.value("width"),
+        **{option: cell.value(key) for option, key in OPTIONS.items()},
         "network": network,
-        "depth": cell.value("layers") + less,
-        "layers": cell.value("layers"),
-        "length": cell.value("sequence_length"),
-        "longest": cell.value("sequence_length"),
-        "dropout": cell.value("dropout"),
-        "smoothing": cell.value("smoothing"),
-        "inner": cell.value("inner"),
+        # the first layer of a recurrent network is not recurrent
+        "depth": layers - 1 if network == "recurrent" else layers,
         "original": cell.value("normalisation") == "layer norm after the sum",
         "overlapping": "over 3 x 3" in str(cell.value("halving")),
         "reverse": cell.ours.get("reverse"),

@@ -1,13 +1,11 @@
-"""The statements as data, and the verdicts that are computed: from the records of experiments, and
-from figures of trained networks.
-"""
+"""The statements as data, and the verdicts that records and measured figures give."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -26,26 +24,15 @@ Verdict = Literal["true", "changed", "false", "not shown", "undecided", "not tri
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of a document, in our words.
+    """One statement of a document in our words; the first letter of ``id`` is that of the document.
 
-    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims of a
-    ``record`` whose text contains ``claims`` and not ``without``, or from figures of trained
-    networks by the rule of ``evidence.RULES`` named ``measured``.
-
-    Args:
-        id: names it; the first letter is that of the document.
-        kind: of these, ``background`` is history, opinions and analogies.
-        source: section, equation, table or figure.
-        verdict: ``changed`` is true with a changed statement; ``not shown`` is computed only: the
-            effect is not there on a stand-in for the document's data, which does not refute it.
-        right: what is right instead, for ``changed`` and ``false``.
-        range: for which networks and sizes that holds, and how it was found.
-        why: why it was not tried, or what would decide it.
-        tests: tests that hold the verdict, as ``file::name``.
-        pages: where it is explained, as ``file#heading``.
-        reversed: the statement says the opposite of these claims.
-        unsaid: what the document leaves open and the claims vary. Where only some of them hold,
-            the statement is true with a change: of these.
+    Either ``verdict`` stands in the file, or it is computed: from the judged claims of a ``record``
+    whose text contains ``claims`` and not ``without``, or by the rule of :data:`RULES` that
+    ``measured`` names. ``right`` is what is right instead and ``range`` for which networks that
+    holds, for ``changed`` and ``false``; ``why`` says why it was not tried. ``tests`` hold the
+    verdict, and ``pages`` explain it. ``reversed``: the statement says the opposite of these
+    claims. ``unsaid`` is what the document leaves open and the claims vary: where only some of them
+    hold, the statement is true with a change.
     """
 
     document: str
@@ -114,23 +101,17 @@ OWN_SETTING = "The document's own task and size; what it leaves open is ours."
 TAU = 3e-4
 PATTERN = "+.3f"
 Figures = dict[str, Any]
+Runs = tuple[list[Figures], list[Figures]]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A statement with its verdict: what it rests on, or what is right instead, or why it was not
-    tried; and the command of the record that it rests on.
-    """
+    """A statement with its verdict, what that rests on, and the command that shows it."""
 
     statement: Statement
     verdict: Verdict
     detail: str
-    record_command: str = ""
-
-    @property
-    def command(self) -> str:
-        """The command that shows the evidence; empty where nothing was tried."""
-        return self.record_command or self.statement.command
+    command: str
 
 
 def judge_all(
@@ -141,27 +122,19 @@ def judge_all(
     known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else None
     paths = {one.record: records / f"{one.record}.json" for one in statements if one.record}
     found = {name: Record.read(path) for name, path in paths.items() if path.is_file()}
-    judged = []
-    for statement in statements:
-        if statement.record:
-            judged.append(_by_record(statement, found.get(statement.record)))
-        elif statement.measured:
-            judged.append(_by_figures(statement, known))
-        else:
-            assert statement.verdict is not None
-            judged.append(Judged(statement, statement.verdict, statement.right or statement.why))
-    return judged
+    return [_judged(statement, found.get(statement.record), known) for statement in statements]
 
 
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a statement that holds where all its parts do."""
-    if not verdicts:
-        return "not tried"
-    strongest: tuple[Verdict, ...] = ("false", "not shown", "undecided")
-    return next((verdict for verdict in strongest if verdict in verdicts), "true")
-
-
-def _by_record(statement: Statement, record: Record | None) -> Judged:
+def _judged(statement: Statement, record: Record | None, figures: Figures | None) -> Judged:
+    if statement.verdict is not None:
+        detail = statement.right or statement.why
+        return Judged(statement, statement.verdict, detail, statement.command)
+    if statement.measured:
+        expect_known("rule", statement.measured, RULES)
+        if figures is not None:
+            return Judged(statement, *_by_figures(statement, figures), statement.command)
+        why = f"There are no figures here; {statement.command} measures them."
+        return Judged(statement, "not tried", why, statement.command)
     claims = [
         claim
         for claim in (record.claims if record else ())
@@ -170,7 +143,19 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     ]
     if record is None or not claims:
         why = f"There is no record of it here; {statement.command} makes one."
-        return Judged(statement, "not tried", why)
+        return Judged(statement, "not tried", why, statement.command)
+    return Judged(statement, *_by_record(statement, record, claims), record.command)
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a statement that holds where all its parts do."""
+    strongest: tuple[Verdict, ...] = ("false", "not shown", "undecided")
+    return next((verdict for verdict in strongest if verdict in verdicts), "true")
+
+
+def _by_record(
+    statement: Statement, record: Record, claims: Sequence[Mapping[str, Any]]
+) -> tuple[Verdict, str]:
     meaning = TURNED if statement.reversed else OF_CLAIMS
     # where no arm beats simple means, a claim says nothing of the statement,
     # unless it is all there is
@@ -185,18 +170,16 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     verdict = together(verdicts)
     if statement.unsaid and len({*verdicts} - {"undecided"}) > 1:
         verdict, scale = "changed", f"The document does not say {statement.unsaid}. {scale}"
-    parts = [
+    parts = (
         f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}"
         f"{', on these test items' * on_these_items(claim)}"
         for claim in claims
-    ]
-    return Judged(statement, verdict, f"{'; '.join(parts)}. {scale}".rstrip(), record.command)
+    )
+    return verdict, f"{'; '.join(parts)}. {scale}".rstrip()
 
 
 def _stand_in(record: Record, claims: Sequence[Mapping[str, Any]]) -> str:
-    """Say what stands in for the document's data, or for its models and computer; empty where
-    nothing does. Claims about a task begin with its name.
-    """
+    """Say what stands in for the document's data, models or computer, if something does."""
     if record.name in OWN:
         return ""
     tasks = {claim["statement"].partition(":")[0] for claim in claims}
@@ -219,31 +202,25 @@ def _repetitions(claim: Mapping[str, Any]) -> str:
     return f" (about {claim['needed']:,} seeds)" if wanted else ""
 
 
-def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
-    expect_known("rule", statement.measured, RULES)
-    if figures is None:
-        why = f"There are no figures here; {statement.command} measures them."
-        return Judged(statement, "not tried", why)
-    poor = _poor(figures) if statement.measured in PENALISED else {}
+def _by_figures(statement: Statement, figures: Figures) -> tuple[Verdict, str]:
+    networks = _by_network(figures)
+    poor = _poor(networks, figures) if statement.measured in PENALISED else {}
     rule = RULES[statement.measured]
     judged = judge(
-        [
-            replace(rule(name, *runs), nothing=poor.get(name, ""))
-            for name, runs in _by_network(figures).items()
-        ]
+        [replace(rule(name, *runs), nothing=poor.get(name, "")) for name, runs in networks.items()]
     )
     # small networks on other data tell whether an effect is there, and refute no experiment
     meaning = OF_CLAIMS if statement.kind != "experiment" else STAND_IN
     telling = [meaning[claim.verdict] for claim in judged if not claim.nothing]
-    parts = [
-        f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(claim.to_dict())}"
+    parts = (
+        f"{claim.statement}: {claim.nothing or _shown(claim)}{_repetitions(asdict(claim))}"
         for claim in judged
-    ]
+    )
     detail = (
         f"By network: {', '.join(parts)}. {PENALISED.get(statement.measured, '')}Small networks on"
         f" {figures.get('data', 'digits')}."
     )
-    return Judged(statement, together(telling or ["undecided"]), detail)
+    return together(telling or ["undecided"]), detail
 
 
 def _shown(claim: Claim) -> str:
@@ -255,32 +232,29 @@ def _shown(claim: Claim) -> str:
     return f"{claim.verdict} ({size}{mean} ± {half}, {claim.count} seeds)"
 
 
-def _poor(figures: Figures) -> dict[str, str]:
-    """Say which networks are no better than logistic regression, with and without the penal
-    connection: they decide nothing. One that only the penal connection makes so poor does.
+def _poor(networks: Mapping[str, Runs], figures: Figures) -> dict[str, str]:
+    """Say which networks no better than logistic regression, with and without the penal connection,
+    decide nothing. One that only the penal connection makes so poor does.
     """
-    bar = figures.get("logistic", 0.0)
-    means = {
-        name: [fmean(row["accuracy"] for row in runs) for runs in both]
-        for name, both in _by_network(figures).items()
-    }
-    return {
-        name: f"nothing, with the penal connection it is right on {penal:.1%}, without it on"
-        f" {plain:.1%}, logistic regression on {bar:.1%}"
-        for name, (plain, penal) in means.items()
-        if max(plain, penal) <= bar
-    }
+    bar, poor = figures.get("logistic", 0.0), {}
+    for name, runs in networks.items():
+        plain, penal = (fmean(row["accuracy"] for row in some) for some in runs)
+        if max(plain, penal) <= bar:
+            poor[name] = (
+                f"nothing, with the penal connection it is right on {penal:.1%}, without it on"
+                f" {plain:.1%}, logistic regression on {bar:.1%}"
+            )
+    return poor
 
 
-def _by_network(figures: Figures) -> dict[str, tuple[list[Figures], list[Figures]]]:
+def _by_network(figures: Figures) -> dict[str, Runs]:
     """The runs of each network, seed by seed: without the penal connection, and with it."""
-    rows = sorted((*figures["rows"], *figures.get("further", ())), key=lambda row: int(row["seed"]))
-    names = dict.fromkeys(row["network"] for row in (*figures["rows"], *figures.get("further", ())))
-
-    def of(name: str, tau: float) -> list[Figures]:
-        return [row for row in rows if (row["network"], row["tau"]) == (name, tau)]
-
-    return {name: (of(name, 0.0), of(name, TAU)) for name in names}
+    rows = [*figures["rows"], *figures.get("further", ())]
+    found: dict[str, Runs] = {row["network"]: ([], []) for row in rows}
+    for row in sorted(rows, key=lambda row: int(row["seed"])):
+        if row["tau"] in (0.0, TAU):
+            found[row["network"]][row["tau"] > 0].append(row)
+    return found
 
 
 def _positive(
