@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import network
+from rescaled import change, traced
 from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain, degeneracy, report
 
-Use = Callable[["Masked", Tensor, Tensor], Tensor]
+Use = Callable[[Any, Tensor, Tensor], Tensor]
 
 
-def written(model: Masked, x: Tensor, m: Tensor) -> Tensor:
+def written(model: Any, x: Tensor, m: Tensor) -> Tensor:
     out = torch.zeros(len(x), 2, dtype=x.dtype)
     out[m] = model.b(model.a(x).relu()[m])
     return out
 
 
-def moved(model: Masked, x: Tensor, m: Tensor) -> Tensor:
+def moved(model: Any, x: Tensor, m: Tensor) -> Tensor:
     x, other = x.clone(), x.flip(0)
     x[m] = other[m]
     return model.b(model.a(x).relu())
 
 
-def own(model: Masked, x: Tensor, _: Tensor) -> Tensor:
+def own(model: Any, x: Tensor, _: Tensor) -> Tensor:
     h = model.a(x).relu()
     return model.b(h[h[:, 0] > 0])
 
@@ -45,25 +47,19 @@ USES: dict[str, tuple[Use, bool]] = {
 }
 
 
-class Masked(nn.Module):
-    def __init__(self, use: str) -> None:
-        super().__init__()
-        self.use, self.a, self.b = use, nn.Linear(3, 8), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return USES[self.use][0](self, x, x[..., 0] > 0)
+def masked(use: str) -> nn.Module:
+    """A function of the input and of a mask that it gives."""
+    return network(
+        lambda net, x: USES[use][0](net, x, x[..., 0] > 0), a=nn.Linear(3, 8), b=nn.Linear(8, 2)
+    ).double()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_models_that_choose_rows_have_their_units(use: str) -> None:
-    model, x = Masked(use).double(), torch.randn(6, 3, dtype=torch.float64)
-    graph = ps.trace(model, x)
-    assert graph.num_units == 8 and not graph.pinned
-    twin = copy.deepcopy(model)
-    ps.rescale_(twin, graph, torch.randn(8, dtype=torch.float64))
-    for given in (x, torch.randn(9, 3, dtype=torch.float64)):
-        assert torch.allclose(twin(given), model(given))
+    model, x = masked(use), torch.randn(6, 3, dtype=torch.float64)
+    graph = traced(model, x, units=8)
+    assert not graph.pinned and change(model, graph, torch.randn(9, 3).double()) < 1e-9
     assert ps.verify(model, x).holds
     groups = ps.channels(model, x)
     # (the channel that decides stays)
@@ -74,7 +70,7 @@ def test_models_that_choose_rows_have_their_units(use: str) -> None:
 
 @pytest.mark.parametrize("use", USES)
 def test_a_path_norm_counts_every_row_or_is_refused(use: str) -> None:
-    model, x = Masked(use).double(), torch.randn(6, 3, dtype=torch.float64)
+    model, x = masked(use), torch.randn(6, 3, dtype=torch.float64)
     if USES[use][1]:
         assert ps.path_norm(model, x, batch_dim=None) > 1
     else:

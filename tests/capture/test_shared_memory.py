@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
 
 
-class Held(nn.Module):
+def holding(read: Callable[[Any, Tensor], Tensor], hold: str) -> Any:
     """Two linear maps around a batch norm, and tensors that are held beside them."""
-
-    def __init__(self, read: Callable[[Any, Tensor], Tensor], hold: str = "") -> None:
-        super().__init__()
-        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
-        self.norm.running_mean.normal_()
-        self.read = read
-        if hold == "weight as a buffer":
-            self.register_buffer("beside", self.last.weight.detach()[:, :3])
-        elif hold == "weight":
-            self.beside = self.last.weight.data
-        elif hold == "statistic":
-            self.beside = self.norm.running_var.view(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.read(self, self.last(torch.relu(self.norm(self.first(x)))))
+    model = network(
+        lambda net, x: read(net, net.last(torch.relu(net.norm(net.first(x))))),
+        first=nn.Linear(3, 4),
+        norm=nn.BatchNorm1d(4),
+        last=nn.Linear(4, 2),
+    )
+    model.norm.running_mean.normal_()
+    if hold == "weight as a buffer":
+        model.register_buffer("beside", model.last.weight.detach()[:, :3])
+    elif hold == "weight":
+        model.beside = model.last.weight.data
+    elif hold == "statistic":
+        model.beside = model.norm.running_var.view(2, 2)
+    return model.eval()
 
 
 def mean(model: Any, y: Tensor) -> Tensor:
@@ -68,8 +68,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_read_outside_of_its_layer_is_not_rescaled(name: str) -> None:
-    torch.manual_seed(0)
-    model, x = Held(*CASES[name]).eval(), torch.randn(5, 3)
+    model, x = holding(*CASES[name]), torch.randn(5, 3)
     graph, before = ps.trace(model, x), model(x)
     ps.rescale_(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
     assert torch.allclose(model(x), before, rtol=1e-4, atol=1e-4)
