@@ -11,6 +11,7 @@ import torch
 
 import pathspace as ps
 from benchmarks import models
+from benchmarks.measure import Clock, looped
 from pathspace.training import GaugeFixed
 
 # steps from one sweep to the next
@@ -38,45 +39,33 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
         fixed = GaugeFixed(inner, graph, model=twins[1])
         made = time.perf_counter() - start
         arms |= {"adamw" + end: (twins[0], plain), "fixed" + end: (twins[1], fixed)}
-    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = Clock(device, threads)
     times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
-    turns = EACH * -(-rounds // EACH)
 
     def backward(one: torch.nn.Module) -> None:
         one.zero_grad()
         one(*inputs).float().square().mean().backward()
 
-    for turn in range(turns + 1):
+    for turn in range(EACH * -(-rounds // EACH) + 1):
         for key, (one, optimizer) in arms.items():
-            wait()
             begun = clock()
             backward(one)
-            wait()
             after = clock()
             optimizer.step()
-            wait()
             if turn:
-                times["backward"].append(after - begun)
                 times[key].append(clock() - after)
+                times["backward"].append(after - begun)
     middle = statistics.median(times["backward"])
     # (a mean of few times on a GPU would count what the host does beside)
     typical = statistics.median if device == "cuda" else statistics.mean
     steps = {key: typical(times[key]) for key in arms}
     whole = {key: middle + value for key, value in steps.items()}
     if device == "cuda":
-        # as in training, where the host does not wait for the device
-        loops: dict[str, list[float]] = {key: [] for key in arms}
-        for _ in range(rounds // 6):
-            for key, (one, optimizer) in arms.items():
-                wait()
-                begun = clock()
-                for _ in range(EACH):
-                    backward(one)
-                    optimizer.step()
-                wait()
-                loops[key].append((clock() - begun) / EACH)
-        whole = {key: statistics.median(values) for key, values in loops.items()}
+        trained = {
+            key: lambda one=one, optimizer=optimizer: (backward(one), optimizer.step())
+            for key, (one, optimizer) in arms.items()
+        }
+        whole = looped(trained, rounds // 6, EACH)
     return {
         "model": name,
         "weights": sum(p.numel() for p in model.parameters()),

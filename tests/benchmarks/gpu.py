@@ -1,11 +1,8 @@
-"""Tests and benchmarks on a GPU, in one file with the device's name, and the page
-made of it: ``make gpu``.
-"""
+"""Tests and benchmarks on a GPU in one file, and the page made of it: ``make gpu``."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import subprocess
@@ -17,10 +14,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.figures import markdown
+from benchmarks.figures import DOCS, markdown
 from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.gpu_steps import gpu_steps
-from benchmarks.measure import training
+from benchmarks.measure import alone, training
 
 FOLDER = Path(__file__).parent.parent
 TESTS = ("gpu_models.py", "gpu_optimizers.py", "training/test_optim_device.py")
@@ -45,19 +42,10 @@ every step never waits for a number from the device.
 def run_tests(device: str) -> dict[str, int]:
     """How many tests passed, failed or were left out on a device."""
     files = [str(FOLDER / name) for name in (TESTS if device == "cuda" else TESTS[2:])]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *files,
-        "-rf",
-        "--tb=short",
-        "-n",
-        str(min(12, os.cpu_count() or 1)),
-        "-o",
-        "addopts=",
-        "--import-mode=importlib",
-    ]
+    options = (
+        f"-rf --tb=short -n {min(12, os.cpu_count() or 1)} -o addopts= --import-mode=importlib"
+    )
+    command = [sys.executable, "-m", "pytest", *files, *options.split()]
     ran = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
     if ran.returncode:
         print(ran.stdout[-20000:], file=sys.stderr)
@@ -67,14 +55,6 @@ def run_tests(device: str) -> dict[str, int]:
         for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last[0])
     }
     return found or {"failed": 1}
-
-
-def measure(
-    function: Callable[..., dict[str, Any]], models: Sequence[str], *args: Any
-) -> list[dict[str, Any]]:
-    """The figures of every model, each in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return [pool.apply(function, (name, *args)) for name in models]
 
 
 def table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -150,18 +130,9 @@ def page(kept: dict[str, Any] | None) -> str:
             " with kernels of both (`AdamW(..., fused=True)`, `GaugeFixed(..., fused=True)`)."
             f"{noted(kept, 'fixed')}\n"
         )
-        rows = [
-            [
-                row["model"],
-                *(
-                    row[f"{key}_whole_ms"]
-                    for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")
-                ),
-                row["fixed/adamw"],
-                row["fixed_fused/adamw_fused"],
-            ]
-            for row in kept["fixed"]
-        ]
+        times = [f"{key}_whole_ms" for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")]
+        keys = ("model", *times, "fixed/adamw", "fixed_fused/adamw_fused")
+        rows = [[row[key] for key in keys] for row in kept["fixed"]]
         head = (
             "model | AdamW | gauge-fixed | AdamW, fused | gauge-fixed, fused | over AdamW | fused"
         )
@@ -173,11 +144,8 @@ def main(
     device: Annotated[
         str, typer.Option(help="cuda; cpu tries the command out, with interpreted kernels.")
     ] = "cuda",
-    json_file: Annotated[Path, typer.Option("--json")] = FOLDER.parent
-    / "docs"
-    / "data"
-    / "gpu.json",
-    page_file: Annotated[Path, typer.Option("--page")] = FOLDER.parent / "docs" / "gpu.md",
+    json_file: Annotated[Path, typer.Option("--json")] = DOCS / "data" / "gpu.json",
+    page_file: Annotated[Path, typer.Option("--page")] = DOCS / "gpu.md",
     rounds: Annotated[int, typer.Option(min=1)] = 30,
     models: Annotated[
         list[str] | None, typer.Option("--only", help="Only this model; several times for more.")
@@ -205,7 +173,7 @@ def main(
         ]
     for part, function, names, args in parts:
         for name in names:
-            kept[part] += measure(function, [name], *args)
+            kept[part].append(alone(function, name, *args))
             # (after each, so that a run that is cut off leaves what it has)
             json_file.write_text(json.dumps(kept, indent=1) + "\n")
     page_file.write_text(page(kept))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.measure import prepared
+from benchmarks.measure import Clock, prepared
 from pathspace.training import GSGD, GAdam
 
 REPEATS = 20
@@ -64,13 +63,12 @@ def gpu_steps(name: str, rounds: int) -> dict[str, Any]:
         graphs[key] = captured(steps[key])
     called: dict[str, list[float]] = {key: [] for key in steps}
     own: dict[str, list[float]] = {key: [] for key in steps}
+    clock = Clock("cuda", 1)
     for _ in range(rounds):
         for key, step in steps.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             step()
-            torch.cuda.synchronize()
-            called[key].append(1000 * (time.perf_counter() - start))
+            called[key].append(1000 * (clock() - start))
             own[key].append(device_ms(graphs[key]))
     return {
         "model": name,

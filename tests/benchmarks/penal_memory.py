@@ -58,9 +58,7 @@ KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] 
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Tensors of the size of a node that are kept in addition to those of
-    the model, for each node.
-    """
+    """Tensors of the size of a node that are kept beside those of the model, for each node."""
     torch.manual_seed(0)
     end, after = KINDS[name]
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(Post(end, after()) for _ in range(BLOCKS)))
