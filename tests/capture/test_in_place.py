@@ -1,6 +1,4 @@
-"""What is written into memory that has several names is seen under all of them; memory of
-two parameters is refused.
-"""
+"""What is written into memory with several names is seen under all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Packed sequences: the units are those of padded ones, and rescaling keeps what models compute
-from sequences of any lengths.
-"""
+"""Packed sequences have the units of padded ones, for sequences of any lengths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Statements hold for inputs of other lengths, batches and images than the traced
-ones, wherever the model runs.
-"""
+"""Statements hold for inputs of other sizes than the traced ones, where the model runs."""
 
 from __future__ import annotations
 
@@ -434,9 +432,7 @@ def test_unknown_sizes_are_refused() -> None:
 def test_nothing_is_solved_for_a_capture_that_another_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Side taps that see padding alone say at once that the model will be
-    captured at a larger size.
-    """
+    """Taps that see padding alone say that the model will be captured at a larger size."""
     solved = []
     known = units.effective
     monkeypatch.setattr(units, "effective", lambda *args: solved.append(args) or known(*args))

@@ -1,6 +1,4 @@
-"""Ensembles by vmap, functional calls, sparse products, experts of transformers; what
-cannot be followed says so.
-"""
+"""Ensembles, functional calls, sparse products, experts; what cannot be followed says so."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,25 +34,17 @@ REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Reduced(nn.Module):
-    """Two convolutions, the first with a weight that a reduction divides."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.conv2d(x, self.function(self.first.weight), self.first.bias)
-        return self.second(F.relu(h))
-
-
 @pytest.mark.parametrize("name", REDUCED)
 def test_units_do_not_depend_on_the_number_of_ids(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    model, x = Reduced(REDUCED[name]), torch.randn(2, 3, 6, 6)
+    model = network(
+        lambda net, x: net.second(F.relu(F.conv2d(x, REDUCED[name](net.weight), net.bias))),
+        weight=nn.Parameter(torch.randn(4, 3, 3, 3)),
+        bias=nn.Parameter(torch.randn(4)),
+        second=nn.Conv2d(4, 2, 1),
+    )
+    x = torch.randn(2, 3, 6, 6)
     quick = ps.trace(model, x)
     monkeypatch.setattr(ParameterScales, "attach_reduced", lambda self, weight, dims: None)
     slow = ps.trace(model, x)
