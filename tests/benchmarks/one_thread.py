@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.figures import keep, load, markdown, write
-from benchmarks.gauge_fixed import gauge_fixed
-from benchmarks.measure import alone, training
+from benchmarks.measure import alone, gauge_fixed, training
 
 ROUNDS = 20
 SHOWN = "model backward_ms sgd_ms gsgd_ms adam_ms gadam_ms gsgd/sgd gadam/adam".split()

@@ -72,13 +72,12 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    return markdown(
-        "end of the block | kept, bytes | with `penalise_` | tensors for a node",
-        [
-            [r["block"], f"{r['plain']:,}", f"{r['penalize']:,}", f"{r['for_a_node']:.2f}"]
-            for r in rows
-        ],
-    )
+    head = "end of the block | kept, bytes | with `penalise_` | tensors for a node"
+    lines = []
+    for row in rows:
+        bytes_kept = (f"{row[key]:,}" for key in ("plain", "penalize"))
+        lines.append([row["block"], *bytes_kept, f"{row['for_a_node']:.2f}"])
+    return markdown(head, lines)
 
 
 def main() -> None:

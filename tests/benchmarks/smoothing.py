@@ -40,6 +40,9 @@ LATENT = {
 }  # fmt: skip
 MIXED = {"mlp_layer_types": ["dense", "sparse"]}
 LISTED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys("Cohere2 Exaone4 Granite Llama Mistral Olmo Olmo3".split(), EVEN),
+    **dict.fromkeys("Phi3 Qwen2 Qwen3 SeedOss".split(), EVEN),
+    **{name: {**EVEN, "sliding_window": 4} for name in ("Gemma2", "Gemma3")},
     "Afmoe": {
         **MOE,
         "num_dense_layers": 0,
@@ -48,28 +51,15 @@ LISTED: dict[str, dict[str, Any]] = {
     },
     "Bloom": {**SMALL, "n_layer": 2, "n_head": 4},
     "Cohere": {**EVEN, "use_qk_norm": False},
-    "Cohere2": EVEN,
     "Cohere2Moe": {**MOE, **MIXED, "intermediate_size": 16, "num_shared_experts": 1},
     "DeepseekV2": LATENT,
     "DeepseekV3": {**LATENT, "first_k_dense_replace": 0},
     "Ernie4_5_Moe": {**MOE, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0},
-    "Exaone4": EVEN,
-    "Gemma2": {**EVEN, "sliding_window": 4},
-    "Gemma3": {**EVEN, "sliding_window": 4},
     "Glm4Moe": {**MOE, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
     "Glm4MoeLite": {**LATENT, **MIXED},
     "GlmMoeDsa": {**LATENT, **MIXED, "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2},
-    "Granite": EVEN,
-    "Llama": EVEN,
-    "Mistral": EVEN,
-    "Olmo": EVEN,
-    "Olmo3": EVEN,
-    "Phi3": EVEN,
-    "Qwen2": EVEN,
     "Qwen2Moe": {**MOE, "shared_expert_intermediate_size": 16},
-    "Qwen3": EVEN,
     "Qwen3Moe": MOE,
-    "SeedOss": EVEN,
 }
 ABSENT = {
     "NanbeigeForCausalLM": "its code is not part of transformers",

@@ -1,6 +1,4 @@
-"""Everything else people train: graphs, points, fields, tables, tied and
-parametrised weights, odd gates.
-"""
+"""Graphs, points, fields, tables, tied and parametrised weights, odd gates."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ zoo("dlrm", "assorted", fast=True)(
 
 
 class GraphNetwork(nn.Module):
-    """Message passing: `"gcn"` (index_add), `"gin"` (scatter_add), `"gat"`
-    (segment softmax), `"dense"`.
-    """
+    """Message passing: `"gcn"`, `"gin"` (scatter_add), `"gat"` (segment softmax), `"dense"`."""
 
     def __init__(self, kind: str, dim: int = 6) -> None:
         super().__init__()
@@ -69,16 +65,14 @@ class GraphNetwork(nn.Module):
         source, target = edges
         for layer in (self.w1, self.w2):
             if self.kind == "dense":
-                adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype).index_put(
-                    (target, source), x.new_ones(source.shape[0])
-                )
-                x = F.relu(layer(adjacency @ x))
+                ones = x.new_ones(source.shape[0])
+                adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype)
+                x = F.relu(layer(adjacency.index_put((target, source), ones) @ x))
                 continue
             messages = x[source]
             if self.kind == "gat":
-                score = F.leaky_relu(
-                    self.attend(torch.cat([messages, x.index_select(0, target)], -1)), 0.2
-                ).exp()
+                pairs = torch.cat([messages, x.index_select(0, target)], -1)
+                score = F.leaky_relu(self.attend(pairs), 0.2).exp()
                 total = torch.zeros(x.shape[0], 1, dtype=x.dtype).index_add(0, target, score)
                 messages = messages * (score / total[target])
             if self.kind == "gin":
@@ -121,9 +115,8 @@ def nerf() -> tuple[Any, ...]:
     """Encoded positions, a skip by concatenation, density and colour."""
 
     def forward(net: Any, x: Tensor, direction: Tensor) -> Tensor:
-        code = torch.cat(
-            [x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1
-        )
+        waves = [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)]
+        code = torch.cat([x, *waves], -1)
         y = F.relu(net.first(code))
         y = F.relu(net.second(torch.cat([y, code], -1)))
         colour = torch.sigmoid(net.colour(torch.cat([net.feature(y), direction], -1)))
@@ -175,9 +168,7 @@ def tied_autoencoder() -> tuple[Any, ...]:
 
 @zoo("dual_encoder", "assorted", units=8 + 7 + 2, fast=True)
 def dual_encoder() -> tuple[Any, ...]:
-    """CLIP: normalised embeddings of two towers, an exponentiated temperature,
-    a matrix of similarities.
-    """
+    """CLIP: normalised embeddings of two towers, a temperature, a matrix of similarities."""
 
     def forward(net: Any, x: Tensor, y: Tensor) -> Tensor:
         a, b = net.left(x), F.normalize(net.right(y), dim=-1)
@@ -215,27 +206,21 @@ zoo("distances", "assorted")(lambda: (pair(torch.cdist), torch.randn(4, 5), torc
 # --- weights computed from parameters
 
 
-def parametrised(kind: str) -> nn.Module:
-    wrap: Any = {
-        "weight_norm": parametrizations.weight_norm,
-        "spectral_norm": parametrizations.spectral_norm,
-        "orthogonal": parametrizations.orthogonal,
-    }[kind]
-    return nn.Sequential(
-        wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3)
-    )
+def parametrised(wrap: Any) -> tuple[Any, ...]:
+    first, second = wrap(nn.Linear(5, 8)), wrap(nn.Linear(8, 6))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 3)), torch.randn(4, 5)
 
 
 # a normalised row has a free direction; the units it reads have one scale
 zoo("weight_norm_mlp", "assorted", units=8 + 1 + 6 + 6, fast=True)(
-    lambda: (parametrised("weight_norm"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.weight_norm)
 )
 # a matrix divided by its spectral norm is free as a whole
 zoo("spectral_norm_mlp", "assorted", modes=("eval",))(
-    lambda: (parametrised("spectral_norm"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.spectral_norm)
 )
 zoo("orthogonal_mlp", "assorted", modes=("eval",))(
-    lambda: (parametrised("orthogonal"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.orthogonal)
 )
 
 
@@ -298,9 +283,7 @@ def hypernetwork() -> tuple[Any, ...]:
 
 
 class ModulatedConv(nn.Module):
-    """StyleGAN2: the kernel is scaled by a style and demodulated, per sample, in
-    one grouped convolution.
-    """
+    """StyleGAN2: a kernel that a style scales and demodulates, per sample, in one grouped call."""
 
     def __init__(self, i: int = 4, o: int = 6) -> None:
         super().__init__()

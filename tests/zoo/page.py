@@ -1,6 +1,4 @@
-"""The survey as a page: `python -m zoo.page survey-1.json survey-2.json ...` from
-`tests/` merges and writes it.
-"""
+"""The survey as a page: `python -m zoo.page survey-1.json ...` from `tests/` writes it."""
 
 from __future__ import annotations
 
