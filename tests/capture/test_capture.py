@@ -163,17 +163,6 @@ def test_batch_norms_that_average_all_batches_are_traced() -> None:
     assert model[1].momentum is None and model[1].num_batches_tracked == 0
 
 
-def test_products_over_no_elements_are_zero() -> None:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        h = torch.relu(net.a(x))
-        return net.b(h) + h @ net.down @ net.up + (net.down @ net.up).sum()
-
-    down, up = nn.Parameter(torch.zeros(4, 0)), nn.Parameter(torch.zeros(0, 2))
-    model = network(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2), down=down, up=up)
-    graph = ps.trace(model, torch.randn(5, 3))
-    assert graph.num_units == 4 and graph.num_weights == 26 and not graph.pinned
-
-
 def test_only_modules_are_traced() -> None:
     with pytest.raises(ps.InputTypeError, match="function"):
         ps.trace(lambda x: x, torch.randn(1))  # type: ignore[arg-type]

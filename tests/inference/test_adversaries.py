@@ -10,9 +10,13 @@ import torch
 from cases import network
 from rescaled import change
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.evidence.bench import rescaled_in_place
+from pathspace.models.running import run_forward
 
 Code = Callable[[Any, Tensor], Tensor]
 
@@ -110,3 +114,147 @@ REFUSED: dict[str, Code] = {
 def test_what_has_no_graph_is_refused_in_words(words: str) -> None:
     with pytest.raises(ps.PathspaceError, match=words):
         ps.trace(made(REFUSED[words]), torch.randn(5, 3).double())
+
+
+# --- what is exactly zero, or known, in the first steps of a loop need not be so later
+
+
+def net_of(code: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    """Layers in, between and out, and code of one's own."""
+    return network(code, i=nn.Linear(3, 4), m=nn.Linear(4, 4), o=nn.Linear(4, 2)).double()
+
+
+def delayed(net: Any, x: Tensor) -> Tensor:
+    """The oldest of three states, which are zero at the start."""
+    zero = x.new_zeros(x.shape[1], 4)
+    into, between = net.i, net.m
+
+    def body(state: list[Tensor], read: Tensor) -> tuple[list[Tensor], Tensor]:
+        first, second, third = state
+        new = [torch.relu(into(read)), torch.relu(between(first)), second.clone()]
+        return new, third.clone()
+
+    return net.o(scan(body, [zero, zero.clone(), zero.clone()], x)[1])
+
+
+def counted(net: Any, x: Tensor) -> Tensor:
+    """A state that counts steps decides which layer is read."""
+    into, between = net.i, net.m
+
+    def body(count: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(into(read))
+        return count + 1.0, torch.where(count < 5, h, torch.relu(between(h)))
+
+    return net.o(scan(body, x.new_zeros(()), x)[1])
+
+
+def looped(net: Any, x: Tensor) -> Tensor:
+    """Values that move on by one place in every turn."""
+    zero = x.new_zeros(len(x), 4)
+    states = (torch.relu(net.i(x)), *(zero.clone() for _ in range(4)))
+
+    def body(turn: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        first, second, third, fourth, _ = given
+        moved = (first.clone(), torch.relu(net.m(first)), second.clone(), third.clone())
+        return turn + 1, *moved, fourth.clone()
+
+    start = torch.zeros((), dtype=torch.long)
+    return net.o(while_loop(lambda turn, *_: turn < 9, body, (start, *states))[-1])
+
+
+def chained(net: Any, x: Tensor) -> Tensor:
+    """Unit k reads unit k - 1 alone, the first unit reads the inputs, and the last is read."""
+    carried, read = torch.diag(torch.ones(5), -1) > 0, torch.arange(6)[:, None].expand(6, 3) < 1
+    weights = net.rnn.weight_ih_l0 * read, net.rnn.weight_hh_l0 * carried
+    state = x.new_zeros(1, x.shape[1], 6)
+    y = torch._VF.rnn_relu(x, state, weights, False, 1, 0.0, False, False, False)[0]
+    return net.o(y[..., -1:])
+
+
+def check(model: nn.Module, x: Tensor, units: int, weights: int) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            # (a rectifier that is off could hide a wrong scale)
+            weight.abs_()
+    graph = ps.trace(model, x, sizes="given")
+    assert (graph.num_units, graph.num_weights) == (units, weights)
+    phi = torch.randn(units, dtype=torch.float64)
+    before = run_forward(model, (x,), {}).outputs
+    with rescaled_in_place(model, graph, phi):
+        assert torch.allclose(run_forward(model, (x,), {}).outputs, before, rtol=1e-9)
+    assert ps.verify(model, x).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [delayed, counted])
+@pytest.mark.parametrize("length", [5, 12])
+def test_scans_are_followed_until_nothing_changes(
+    code: Callable[[Any, Tensor], Tensor], length: int
+) -> None:
+    late = code is delayed or length > 5
+    weights = 16 + 10 + (20 if late else 0)
+    x = torch.rand(length, 2, 3).double()
+    check(net_of(code), x, 8 if code is delayed else 4, weights)
+
+
+@pytest.mark.slow
+def test_while_loops_that_read_weights_from_outside_are_refused() -> None:
+    with pytest.raises(ps.CaptureError, match="not among its operands"):
+        ps.trace(net_of(looped), torch.rand(5, 3).double())
+
+
+@pytest.mark.parametrize("length", [7, 8, 12])
+def test_recurrent_layers_are_followed_until_nothing_changes(length: int) -> None:
+    rnn = nn.RNN(3, 6, nonlinearity="relu", bias=False)
+    check(
+        network(chained, rnn=rnn, o=nn.Linear(1, 2)).double(),
+        torch.rand(length, 2, 3).double(),
+        6,
+        3 + 5 + 2 + 2,
+    )
+
+
+@pytest.mark.slow
+def test_forward_runs_give_what_scans_give() -> None:
+    """The state is a list: the first state, and not the first sample."""
+
+    def code(net: Any, x: Tensor) -> Tensor:
+        into, between = net.i, net.m
+
+        def body(state: list[Tensor], read: Tensor) -> tuple[list[Tensor], Tensor]:
+            h = torch.relu(into(read) + between(state[0]))
+            return [h], h.clone()
+
+        return net.o(scan(body, [x.new_zeros(x.shape[1], 4)], x)[0][0])
+
+    model, x = net_of(code), torch.randn(5, 2, 3).double()
+    with torch.no_grad():
+        found = model(x).reshape(-1)
+    torch.testing.assert_close(run_forward(model, (x,), {}).outputs, found)
+
+
+HELD: dict[str, Tensor] = {
+    "counts": torch.zeros(4, dtype=torch.long),
+    "flag": torch.zeros(1, dtype=torch.bool),
+    "mixture": torch.eye(4),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_buffers_that_a_call_writes_are_no_constants(kind: str) -> None:
+    """A buffer decides what is computed."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        a, b, held = F.relu(net.a(x)), F.relu(net.b(x)), net.held
+        y = net.o((a + b) @ held if kind == "mixture" else torch.where(held > 0, a, b))
+        if kind == "mixture":
+            held.mul_(0.9)
+        held.fill_(True) if kind == "flag" else held.add_(1)
+        return y
+
+    model = network(forward, a=nn.Linear(3, 4), b=nn.Linear(3, 4), o=nn.Linear(4, 2))
+    model.register_buffer("held", HELD[kind].clone())
+    model, x = model.double(), torch.rand(5, 3).double()
+    graph = ps.trace(model, x)
+    assert not graph.unused
+    assert change(model, graph, x, x) < 1e-9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,14 +144,6 @@ def test_a_filled_cache_is_an_input_and_stays_as_it_is() -> None:
     certificate = ps.verify(model, kwargs=step)
     assert certificate.holds
     assert cache.get_seq_length() == length == 7
-
-
-def test_chains_of_default_language_models() -> None:
-    model = family("gpt2")
-    assert len(MarkovChain.trace(model, kwargs=tokens())) == 4
-    trained: Callable[..., Any] = penalise_(model.train(), kwargs=tokens(), tau=1e-3)
-    trained(**tokens()).logits.sum().backward()
-    assert model.config.use_cache
 
 
 @pytest.mark.slow

@@ -24,16 +24,9 @@ EPS = 1e-3
 
 
 def conv_net(eps: float = EPS) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1, bias=False),
-        nn.BatchNorm2d(6, eps, momentum=0.2),
-        nn.ReLU(),
-        nn.Conv2d(6, 5, 3),
-        nn.BatchNorm2d(5, eps, momentum=0.2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(5 * 36, 10),
-    )
+    first = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6, eps, momentum=0.2)
+    second = nn.Conv2d(6, 5, 3), nn.BatchNorm2d(5, eps, momentum=0.2)
+    return nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU(), nn.Flatten(), nn.Linear(5 * 36, 10))
 
 
 @pytest.fixture(scope="module")

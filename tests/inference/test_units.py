@@ -16,6 +16,7 @@ from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.inference.parameter_scales import ParameterScales
 from pathspace.inference.registry import FACTS, RULES
 from pathspace.inference.rules import reductions
 
@@ -236,15 +237,13 @@ def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
 
 
 def test_every_parameter_is_accounted_for() -> None:
-    certificate = ps.verify(
-        network(
-            lambda net, x: net.layer(x) @ torch.linalg.inv(net.strange),
-            layer=nn.Linear(3, 3),
-            idle=nn.Linear(2, 2),
-            strange=nn.Parameter(torch.randn(3, 3)),
-        ),
-        torch.randn(2, 3),
+    model = network(
+        lambda net, x: net.layer(x) @ torch.linalg.inv(net.strange),
+        layer=nn.Linear(3, 3),
+        idle=nn.Linear(2, 2),
+        strange=nn.Parameter(torch.randn(3, 3)),
     )
+    certificate = ps.verify(model, torch.randn(2, 3))
     assert certificate.parameters == {"total": 27, "path_space": 12, "pinned": 9, "unused": 6}
     assert certificate.unused == ["idle.weight", "idle.bias"]
     assert any("strange" in pin["parameters"] for pin in certificate.pinned)
@@ -396,12 +395,8 @@ class Cell(nn.Module):
     def __init__(self, kind: str, steps: int = 0) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 5), nn.Linear(3, 5)])
-        self.cell, self.last, self.kind, self.steps = (
-            getattr(nn, kind)(4, 5),
-            nn.Linear(5, 2),
-            kind,
-            steps,
-        )
+        self.cell, self.last = getattr(nn, kind)(4, 5), nn.Linear(5, 2)
+        self.kind, self.steps = kind, steps
 
     def forward(self, x: Tensor) -> Tensor:
         x, *states = (F.relu(layer(x)) for layer in self.layers)
@@ -543,13 +538,9 @@ def test_upsampling_by_a_factor_copies_the_elements_that_torch_copies(
 def test_transposed_convolutions_that_leave_out_borders(
     kernel: int, padding: int, stride: int, length: int
 ) -> None:
-    layers = (
-        nn.Conv1d(2, 4, 1),
-        nn.ReLU(),
-        nn.ConvTranspose1d(4, 3, kernel, stride, padding),
-        nn.ReLU(),
-    )
-    graph = ps.trace(nn.Sequential(*layers, nn.Conv1d(3, 2, 1)), torch.randn(2, 2, length))
+    grow = nn.ConvTranspose1d(4, 3, kernel, stride, padding)
+    layers = nn.Conv1d(2, 4, 1), nn.ReLU(), grow, nn.ReLU(), nn.Conv1d(3, 2, 1)
+    graph = ps.trace(nn.Sequential(*layers), torch.randn(2, 2, length))
     assert graph.num_units == 7 and not graph.pinned
 
 
@@ -696,3 +687,47 @@ def test_a_form_that_a_rule_does_not_cover_is_told(monkeypatch: pytest.MonkeyPat
         assert re.fullmatch(why, pin.reason)
         with pytest.raises(ps.UnsupportedError, match=f"is pinned, because {why}"):
             ps.trace(model, x, strict=True)
+
+
+# --- a parameter that a reduction adds up has one id a row; units are as with one id a scalar
+
+
+def rows(weight: Tensor) -> Tensor:
+    shape = weight.shape
+    return F.batch_norm(weight.reshape(1, shape[0], -1), None, None, training=True).view(shape)
+
+
+REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": rows,
+    "columns": lambda w: w / w.abs().sum(0, keepdim=True),
+    "whole": lambda w: w / w.norm(),
+    "channels of kernels": lambda w: w / w.abs().sum((0, 2, 3), keepdim=True),
+    "turned": lambda w: rows(w.transpose(0, 1)).transpose(0, 1),
+    "twice": lambda w: rows(w) + w / w.abs().sum((1, 2, 3), keepdim=True),
+    "then a scalar": lambda w: rows(w) * w.abs().sum((2, 3), keepdim=True),
+    "scalars first": lambda w: w.square() * rows(w),
+    "a part": lambda w: w / w[:2].norm(),
+    "halves": lambda w: rows(w.view(4, 1, *w.shape[1:]).flatten(0, 1)),
+    "in threes": lambda w: rows(w.reshape(2, -1)).view(w.shape),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_units_do_not_depend_on_the_number_of_ids(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(
+        lambda net, x: net.second(F.relu(F.conv2d(x, REDUCED[name](net.weight), net.bias))),
+        weight=nn.Parameter(torch.randn(4, 3, 3, 3)),
+        bias=nn.Parameter(torch.randn(4)),
+        second=nn.Conv2d(4, 2, 1),
+    )
+    x = torch.randn(2, 3, 6, 6)
+    quick = ps.trace(model, x)
+    monkeypatch.setattr(ParameterScales, "attach_reduced", lambda self, weight, dims: None)
+    slow = ps.trace(model, x)
+    assert quick.num_units == slow.num_units > 0
+    assert [pin.reason for pin in quick.pinned] == [pin.reason for pin in slow.pinned]
+    for one, other in zip(quick.blocks, slow.blocks, strict=True):
+        for ids, expected in ((one.tail, other.tail), (one.head, other.head)):
+            assert torch.equal(ids.expand(one.shape), expected.expand(one.shape)), one.name

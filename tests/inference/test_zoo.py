@@ -23,13 +23,9 @@ SLOW = (
 
 
 def parameters(entries: list[Entry]) -> list[Any]:
+    marks = {True: [pytest.mark.slow], False: []}
     return [
-        pytest.param(
-            entry,
-            mode,
-            id=f"{entry.name}-{mode}",
-            marks=[pytest.mark.slow] if entry.name in SLOW else [],
-        )
+        pytest.param(entry, mode, id=f"{entry.name}-{mode}", marks=marks[entry.name in SLOW])
         for entry in entries
         for mode in entry.modes
     ]

@@ -43,15 +43,12 @@ SMALLER = {
     "n_inner": 12, "attention_hidden_size": 8, "context_length": 8, "rotary_dim": 2,
 }  # fmt: skip
 LIBRARY = (
-    "albert", "arcee", "bert", "bert_generation", "biogpt", "bloom", "cohere", "cohere2", "ctrl",
-    "deberta",
-    "distilbert", "electra", "ernie4_5", "esm", "exaone4", "falcon", "falcon_alibi", "fnet",
-    "gemma", "gemma2", "glm",
-    "glm4", "gpt", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "llama", "llama_relu",
-    "mistral", "mpnet",
-    "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta",
-    "roformer", "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
-)  # fmt: skip
+    "albert arcee bert bert_generation biogpt bloom cohere cohere2 ctrl deberta distilbert"
+    " electra ernie4_5 esm exaone4 falcon falcon_alibi fnet gemma gemma2 glm glm4 gpt gpt2"
+    " gpt_bigcode gpt_neox granite helium llama llama_relu mistral mpnet nemotron olmo olmo2 opt"
+    " persimmon phi phi3 qwen2 qwen3 roberta roformer seed_oss smollm3 stablelm starcoder2"
+    " xlm_roberta xlnet"
+).split()
 _NO_GAP = (
     "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
 )
