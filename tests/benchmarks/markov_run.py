@@ -17,6 +17,7 @@ from rich.progress import track
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.attention import Mean
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
@@ -88,13 +89,6 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.table
-
-
-class Mean(nn.Module):
-    """Mean over tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
 
 
 def transformer() -> nn.Module:

@@ -27,7 +27,7 @@ from pathspace.reduction import trace
 from zoo.entry import Built, Entry
 from zoo.entry import load as load_zoo
 from zoo.packaged import available
-from zoo.rows import keep
+from zoo.page import keep
 from zoo.trained import TRAINED
 from zoo.trained import load as load_trained
 

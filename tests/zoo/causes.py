@@ -26,7 +26,7 @@ from pathspace.diagnostics import degeneracy
 from pathspace.errors import first_line
 from zoo import transformers_models
 from zoo.entry import Entry, load
-from zoo.rows import keep
+from zoo.page import keep
 
 DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
 MOST = 3000
