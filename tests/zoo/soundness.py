@@ -193,16 +193,11 @@ def trace_double(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ps.ReductionGraph, Runner]:
     """Trace a float64 model, and make its runner."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf,
-            (args, kwargs),
-        )
-        captured = capture(model, args, kwargs)
-    finally:
-        torch.set_default_dtype(default)
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf,
+        (args, kwargs),
+    )
+    captured = computing(lambda: capture(model, args, kwargs))
     scales, _ = interpret(captured, Scales)
     graph = build_graph(captured, scales)
     return graph, Runner(graph, model, (args, kwargs), frozenset(scales.negligible))
