@@ -74,9 +74,7 @@ def recurrent_cnn(channels: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return nn.Sequential(*layers, *tail), (torch.randn(8, 3, 32, 32),)
 
 
-recurrent_cnn_96, recurrent_cnn_128, recurrent_cnn_160 = (
-    partial(recurrent_cnn, channels) for channels in (96, 128, 160)
-)
+recurrent_cnn_96, recurrent_cnn_160 = (partial(recurrent_cnn, size) for size in (96, 160))
 
 
 def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:

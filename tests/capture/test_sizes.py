@@ -145,6 +145,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         lambda: between(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), p=rows(6, 3)),
         (2, 5, 4), [(2, 6, 4)],
     ),
+    "table of positions, indexed": (
+        lambda: between(lambda m, x: m.b(F.relu(m.a(x) + m.p[torch.arange(x.shape[1])])),
+                        p=rows(8, 3)),
+        (2, 5, 4), [(2, 8, 4)],
+    ),
     "table of positions from the end": (
         lambda: between(lambda m, x: m.b(F.relu(m.a(x) + m.p[-x.shape[1] :])), p=rows(8, 3)),
         (2, 5, 4), [(2, 8, 4)],
