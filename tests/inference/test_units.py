@@ -20,6 +20,7 @@ from pathspace.inference.parameter_scales import ParameterScales
 from pathspace.inference.registry import FACTS, RULES
 from pathspace.inference.rules import reductions
 
+Use = Callable[[Any, Tensor], Any]
 PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
 # operation, features it leaves, free units
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
@@ -98,18 +99,15 @@ def test_units_are_those_counted_by_hand(name: str) -> None:
     assert certificate.holds, certificate
 
 
-class Projected(nn.Module):
+def projected(layers: int, bidirectional: bool, last: bool) -> nn.Module:
     """An LSTM whose states are projected, read by its outputs or by its last states."""
 
-    def __init__(self, layers: int, bidirectional: bool, last: bool) -> None:
-        super().__init__()
-        self.last = last
-        self.lstm = nn.LSTM(2, 3, layers, proj_size=2, bidirectional=bidirectional)
-        self.out = nn.Linear(2 if last or not bidirectional else 4, 1)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        outputs, (states, _) = net.lstm(x)
+        return net.out(states if last else outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, (states, _) = self.lstm(x)
-        return self.out(states if self.last else outputs)
+    lstm = nn.LSTM(2, 3, layers, proj_size=2, bidirectional=bidirectional)
+    return network(forward, lstm=lstm, out=nn.Linear(2 if last or not bidirectional else 4, 1))
 
 
 def directed(dim: int, gain: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -154,12 +152,12 @@ def within_a_margin(first: nn.Module, length: int) -> nn.Module:
 # network, shape of its input, free units, weights in path space (None: all of them)
 Built = Callable[[], nn.Module]
 NETWORKS: dict[str, tuple[Built, tuple[int, ...], int, int | None]] = {
-    "an LSTM with projected states": (lambda: Projected(1, False, False), (3, 2, 2), 2, None),
-    "its two layers": (lambda: Projected(2, False, False), (3, 2, 2), 4, None),
-    "its two directions": (lambda: Projected(1, True, False), (3, 2, 2), 4, None),
-    "its last state": (lambda: Projected(1, False, True), (3, 2, 2), 2, None),
+    "an LSTM with projected states": (lambda: projected(1, False, False), (3, 2, 2), 2, None),
+    "its two layers": (lambda: projected(2, False, False), (3, 2, 2), 4, None),
+    "its two directions": (lambda: projected(1, True, False), (3, 2, 2), 4, None),
+    "its last state": (lambda: projected(1, False, True), (3, 2, 2), 2, None),
     # what reads the last states of all layers and directions has one scale per feature for them
-    "all last states": (lambda: Projected(2, True, True), (3, 2, 2), 2, None),
+    "all last states": (lambda: projected(2, True, True), (3, 2, 2), 2, None),
     # one gain for each line: a unit of the direction, one of the gain
     "gains of lines": (lambda: directed(0, lambda g: g[:, :1]), (5, 3), 2, 36),
     # of a gain that is as large as the direction, torch reads the first numbers
@@ -270,23 +268,18 @@ def test_padding_apart_is_padding_within(size: int) -> None:
     assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)
 
 
-class Normed(nn.Module):
+def normed(forward: Use) -> nn.Module:
     """A network around batch norms whose running statistics are used in some way."""
-
-    def __init__(self, forward: Callable[[Normed, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.c, self.b = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-        self.norm, self.way = nn.BatchNorm1d(4, eps=1e-30), forward
-        self.register_buffer("means", torch.randn(2, 4))
-        self.register_buffer("vars", torch.rand(2, 4) + 0.5)
-        self.norm.running_mean.normal_()
-        self.norm.running_var.uniform_(0.5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.way(self, x)
+    a, c, b = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    model: Any = network(forward, a=a, c=c, b=b, norm=nn.BatchNorm1d(4, eps=1e-30))
+    model.register_buffer("means", torch.randn(2, 4))
+    model.register_buffer("vars", torch.rand(2, 4) + 0.5)
+    model.norm.running_mean.normal_()
+    model.norm.running_var.uniform_(0.5, 2)
+    return model.double()
 
 
-def frozen(net: Normed, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def frozen(net: Any, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     """A layer, normalised by given statistics, a layer."""
     return net.b(F.relu(F.batch_norm(net.a(x), mean, var, None, None, False, 0.0, 1e-30)))
 
@@ -296,7 +289,7 @@ def squared_in_place(h: Tensor) -> Tensor:
 
 
 # how a network uses its statistics -> free units, entries in graph.statistics
-STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
+STATISTICS: dict[str, tuple[Use, int, int]] = {
     "one call": (lambda m, x: m.b(F.relu(m.norm(m.a(x)))), 8, 1),
     "two calls share channels": (
         lambda m, x: m.b(F.relu(m.norm(m.c(F.relu(m.norm(m.a(x))))))),
@@ -315,7 +308,7 @@ STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
     ),
     "read before": (lambda m, x: m.b(F.relu(m.norm(m.norm.running_var * m.a(x)))), 4, 1),
     "read after": (lambda m, x: m.b(F.relu(m.norm(m.a(x))) * m.norm.running_var), 4, 1),
-    "an output": (lambda m, x: (m.b(F.relu(m.norm(m.a(x)))), m.norm.running_mean), 4, 1),  # type: ignore[dict-item]
+    "an output": (lambda m, x: (m.b(F.relu(m.norm(m.a(x)))), m.norm.running_mean), 4, 1),
 }
 
 
@@ -323,10 +316,18 @@ STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
 @pytest.mark.parametrize("name", STATISTICS)
 def test_rescaling_keeps_what_frozen_statistics_compute(name: str, training: bool) -> None:
     forward, units, entries = STATISTICS[name]
-    model, x = Normed(forward).double().train(training), torch.randn(5, 3).double()
+    model, x = normed(forward).train(training), torch.randn(5, 3).double()
     graph = ps.trace(model, x)
     assert (graph.num_units, len(graph.statistics)) == (units, entries)
     assert change(model.eval(), graph, x, spread=3.0) < 1e-9
+
+
+def test_a_norm_of_two_names_has_its_statistics_once() -> None:
+    model = normed(lambda m, x: m.b(F.relu(m.twin(m.c(F.relu(m.norm(m.a(x)))))))).eval()
+    model.twin = model.norm
+    graph = traced(model, torch.randn(5, 3).double(), units=8)
+    names = [(entry.mean, entry.var) for entry in graph.statistics]
+    assert names == [("norm.running_mean", "norm.running_var")]
 
 
 # something that divides by h + eps, which is a normalisation at eps = 0 -> units it leaves
