@@ -16,6 +16,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,50 +31,39 @@ PAIRS = {
     "newest": ("torch", "torchvision"),
 }
 VISION = {"2.9": "0.24.0", "2.10": "0.25.0", "2.11": "0.26.0", "2.12": "0.27.0", "2.13": "0.28.0"}
-SHOWN = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "sympy",
-    "networkx",
-    "safetensors",
-    "typer",
-    "rich",
-)
+SHOWN = "torch torchvision numpy scipy sympy networkx safetensors typer rich".split()
+EXPLAINED = "torchvision:resnet18"
+TESTS = {
+    "capture of models": "tests/capture/test_capture.py",
+    "masks as files": "tests/paths/test_masks.py",
+    "two spanning trees": "tests/paths/test_two_trees.py",
+    "G-SGD against differentiated path values": "tests/training/test_gsgd_oracle.py",
+}
 STEPS = {
     "README, block by block": ["tests/run_page.py", "README.md"],
-    "`pathspace explain torchvision:resnet18`": [
-        "-m",
-        "pathspace",
-        "explain",
-        "torchvision:resnet18",
-    ],
-    "capture of models": ["-m", "pytest", "tests/capture/test_capture.py"],
-    "masks as files": ["-m", "pytest", "tests/paths/test_masks.py"],
-    "two spanning trees": ["-m", "pytest", "tests/paths/test_two_trees.py"],
-    "G-SGD against differentiated path values": [
-        "-m",
-        "pytest",
-        "tests/training/test_gsgd_oracle.py",
-    ],
+    f"`pathspace explain {EXPLAINED}`": ["-m", "pathspace", "explain", EXPLAINED],
+    **{name: ["-m", "pytest", file] for name, file in TESTS.items()},
 }
+TOP = """# Versions
+
+A selection of the tests was run on the oldest versions that `pyproject.toml` allows, on the newest torch,
+and on a torch between them. `make matrix` runs it and writes this page.
+"""  # noqa: E501
+BOTTOM = """
+torch 2.6 does not work: its `torch.export` cannot capture `nn.RNN`, `nn.LSTM` and other modules that keep a
+list of their weights. Versions between 2.6 and the lower bound were not tried. The whole test suite runs on
+the version in `constraints.txt`.
+"""  # noqa: E501
 QUIET = ["--tb=no", "-p", "no:logging", "-W", "ignore::DeprecationWarning"]
 
 
 def requirements(column: str) -> list[str]:
-    """What pip is asked for: every lower bound of the package as an exact version, or
-    what a column pins of torch.
-    """
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "dependencies"
-    ]
+    """Every lower bound of the package as an exact version, or what a column pins of torch."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["dependencies"]
     if column != "oldest":
-        return [
-            *(PAIRS[column] or ()),
-            *(need for need in declared if not need.startswith("torch")),
-            *TOOLS,
-        ]
+        others = [need for need in declared if not need.startswith("torch")]
+        return [*(PAIRS[column] or ()), *others, *TOOLS]
     exact = [re.sub(r">=([\d.]+).*", r"==\1", need) for need in declared]
     torch = next(need for need in exact if need.startswith("torch=="))
     minor = ".".join(torch.removeprefix("torch==").split(".")[:2])
@@ -87,29 +77,21 @@ def run(column: str) -> dict[str, Any]:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     extra = shlex.split(os.environ.get("MATRIX_PIP", ""))
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *extra, *requirements(column)], check=True
-    )
+    pip = [python, "-m", "pip"]
+    subprocess.run([*pip, "install", "--quiet", *extra, *requirements(column)], check=True)
     # the package itself, for the commands that it registers
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", ROOT], check=True)
-    listed = subprocess.run(
-        [python, "-m", "pip", "list", "--format=json"], check=True, capture_output=True, text=True
-    ).stdout
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", ROOT], check=True)
+    listed = subprocess.check_output([*pip, "list", "--format=json"], text=True)
     versions = {entry["name"].lower(): entry["version"] for entry in json.loads(listed)}
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     found: dict[str, Any] = {}
-    vision = (
-        subprocess.run(
-            [python, "-c", "import torchvision"], capture_output=True, check=False
-        ).returncode
-        == 0
+    imported = subprocess.run(
+        [python, "-c", "import torchvision"], capture_output=True, check=False
     )
     for name, words in STEPS.items():
-        if "torchvision:" in words[-1] and not vision:
-            found[name] = {
-                "ok": True,
-                "said": "not run: this torchvision was built for another torch",
-            }
+        if words[-1] == EXPLAINED and imported.returncode:
+            said = "not run: this torchvision was built for another torch"
+            found[name] = {"ok": True, "said": said}
             continue
         tests = words[:2] == ["-m", "pytest"]
         done = subprocess.run(
@@ -119,74 +101,31 @@ def run(column: str) -> dict[str, Any]:
             capture_output=True,
             text=True,
         )
-        counts = {
-            word: int(number)
-            for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
-        }
-        last = (
-            (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            if done.returncode
-            else []
-        )
-        found[name] = {
-            "ok": done.returncode == 0,
-            **counts,
-            **({"said": last[0]} if last and not tests else {}),
-        }
+        pairs = re.findall(r"(\d+) (passed|failed|skipped|error)", done.stdout)
+        found[name] = {"ok": done.returncode == 0, **{word: int(number) for number, word in pairs}}
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        if done.returncode and last and not tests:
+            found[name]["said"] = last[0]
         print(f"{column}: {name}: {found[name]}", flush=True)
-    interpreter = subprocess.run(
-        [python, "-V"], check=True, capture_output=True, text=True
-    ).stdout.split()[1]
-    return {
-        "python": interpreter,
-        "versions": {name: versions.get(name) for name in SHOWN},
-        "steps": found,
-    }
+    interpreter = subprocess.check_output([python, "-V"], text=True).split()[1]
+    shown = {name: versions.get(name) for name in SHOWN}
+    return {"python": interpreter, "versions": shown, "steps": found}
 
 
 def page(data: dict[str, Any]) -> str:
     """The page that says what was run."""
     columns = [name for name in PAIRS if name in data]
-    rule = "| --- |" + " --- |" * len(columns)
-    lines = [
-        "# Versions",
-        "",
-        (
-            "A selection of the tests was run on the oldest versions that `pyproject.toml` allows,"
-            " on the newest torch,"
-        ),
-        "and on a torch between them. `make matrix` runs it and writes this page.",
-        "",
-        "| | " + " | ".join(columns) + " |",
-        rule,
-        "| Python | " + " | ".join(data[name]["python"] for name in columns) + " |",
-    ]
+
+    def line(first: str, cells: Iterable[str]) -> str:
+        return f"| {' | '.join([first, *cells])} |"
+
+    head = ["| | " + " | ".join(columns) + " |", "| --- |" + " --- |" * len(columns)]
+    lines = [TOP, *head, line("Python", (data[name]["python"] for name in columns))]
     for package in SHOWN:
-        lines.append(
-            f"| {package} | "
-            + " | ".join(data[name]["versions"][package] or "-" for name in columns)
-            + " |"
-        )
-    lines += ["", "Results:", "", "| | " + " | ".join(columns) + " |", rule]
-    for step in STEPS:
-        lines.append(
-            f"| {step} | "
-            + " | ".join(verdict(data[name]["steps"].get(step)) for name in columns)
-            + " |"
-        )
-    lines += [
-        "",
-        (
-            "torch 2.6 does not work: its `torch.export` cannot capture `nn.RNN`, `nn.LSTM` and"
-            " other modules that keep a"
-        ),
-        (
-            "list of their weights. Versions between 2.6 and the lower bound were not tried. The"
-            " whole test suite runs on"
-        ),
-        "the version in `constraints.txt`.",
-    ]
-    return "\n".join(lines) + "\n"
+        lines.append(line(package, (data[n]["versions"][package] or "-" for n in columns)))
+    lines += ["", "Results:", "", *head]
+    lines += [line(step, (verdict(data[n]["steps"].get(step)) for n in columns)) for step in STEPS]
+    return "\n".join([*lines, BOTTOM])
 
 
 def verdict(step: dict[str, Any] | None) -> str:

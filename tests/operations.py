@@ -75,9 +75,7 @@ class Net:
         return build_graph(self.captured, scales), [pin.reason for pin in scales.pins]
 
     def run(self, factors: dict[str, Tensor], size: float = 1.0) -> Tensor:
-        """The output with rescaled parameters at ``size * x``; the same random
-        numbers whenever it is run.
-        """
+        """The output with rescaled parameters at ``size * x``, with the same random numbers."""
         torch.default_generator.manual_seed(0)
         values = [
             p.detach() * factors.get(n, torch.ones(())) for n, p in self.captured.parameters.items()
@@ -88,9 +86,7 @@ class Net:
 
 
 def registered(name: str) -> str:
-    """The name under which a rule is registered; operations of other libraries than
-    torch's own are spelled out.
-    """
+    """The name under which a rule is registered; other libraries than torch are spelled out."""
     return name if "." in name else f"aten.{name}"
 
 
@@ -296,9 +292,7 @@ def all_pinned(semantics: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def violation(net: Net, graph: ReductionGraph) -> float:
-    """How much the output changes under random rescalings, relative to its size,
-    for two sizes of the input.
-    """
+    """The relative change of the output under random rescalings, for two sizes of the input."""
     worst = 0.0
     for size, seed in ((1.0, 1), (0.05, 2)):
         if size not in net.own:

@@ -559,9 +559,7 @@ def exists(name: str) -> bool:
 
 
 def variants(cases: dict[str, Case]) -> dict[str, Case]:
-    """The cases of all registered operations that a table speaks of, in
-    place and copied ones too.
-    """
+    """The cases of all registered operations in a table, in place and copied ones too."""
     found = {}
     for name in filter(exists, NAMES):
         # (an operation with a case of its own comes before what it is a variant of)

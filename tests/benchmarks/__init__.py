@@ -1,3 +1,1 @@
-"""Benchmarks: ratios against what a user would do otherwise, measured in one run.
-Never part of the timed tests.
-"""
+"""Benchmarks: ratios to what a user would do otherwise, measured in one run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import platform
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import typer
 from rich.progress import track
 
 from benchmarks.figures import markdown
-from benchmarks.measure import analysis
+from benchmarks.measure import alone, analysis
 from benchmarks.penalty import MODELS as PENALISED
 from benchmarks.penalty import penalty
 
@@ -73,9 +72,7 @@ def main(
         for name in PENALISED
         if name in (only or PENALISED)
     ]
-    # a fresh process for each model, so that peak memory is its own
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks")]
+    results = [(job, alone(job, *given)) for job, given in track(jobs, "benchmarks")]
     groups = {part: [row for f, row in results if f.__name__ == part] for part in PARTS}
     for part, title in PARTS.items():
         # a model chosen alone may be in one of the lists only

@@ -13,10 +13,12 @@ import copy
 import json
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import trained
@@ -77,15 +79,9 @@ def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Su
             yield f"{task}, {start}", model.train(), graph, loss
 
 
-class Recurrent(nn.Module):
-    """A GRU or LSTM with a read-out of the last step."""
-
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.body, self.head = kind(8, 24, batch_first=True), nn.Linear(24, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x)[0][:, -1])
+def recurrent(body: nn.RNNBase) -> nn.Module:
+    """A recurrent layer with a read-out of the last step."""
+    return network(lambda net, x: net.head(net.body(x)[0][:, -1]), body=body, head=nn.Linear(24, 4))
 
 
 def others() -> Iterator[Subject]:
@@ -95,11 +91,12 @@ def others() -> Iterator[Subject]:
         layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.GroupNorm(4, 24), nn.SiLU())
     ]
     post = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.0, batch_first=True)
+    relu = nn.RNN(8, 24, nonlinearity="relu", batch_first=True)
     makers: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         "20 hidden layers": (nn.Sequential(nn.Linear(8, 24), *deep, nn.Linear(24, 4)), (8,)),
         "group norms and SiLU": (nn.Sequential(nn.Linear(8, 24), *norms, nn.Linear(24, 4)), (8,)),
-        "LSTM": (Recurrent(nn.LSTM), (10, 8)),
-        "ReLU RNN": (_relu_rnn(), (10, 8)),
+        "LSTM": (recurrent(nn.LSTM(8, 24, batch_first=True)), (10, 8)),
+        "ReLU RNN": (recurrent(relu), (10, 8)),
         "post-norm transformer": (
             nn.Sequential(nn.Linear(8, 24), post, nn.Flatten(), nn.Linear(240, 4)),
             (10, 8),
@@ -116,27 +113,15 @@ def others() -> Iterator[Subject]:
         yield name, model, ps.trace(model, x[:2]), loss
 
 
-def _relu_rnn() -> Recurrent:
-    model = Recurrent(nn.RNN)
-    model.body = nn.RNN(8, 24, nonlinearity="relu", batch_first=True)
-    return model
-
-
 def followed(subject: Subject, tried: bool) -> dict[str, Any]:
     """Ten steps as advised, of a copy."""
     name, model, graph, loss = subject
     advice = suggest(model, graph, loss if tried else None, show=False)
     twin = copy.deepcopy(model)
     losses = follow(twin, advice.make(twin), loss)
-    return {
-        "network": name,
-        "optimizer": advice.optimizer,
-        "rate": "tried" if tried else "not tried",
-        "lr": advice.lr,
-        "before": losses[0],
-        "after": losses[-1],
-        "falls": falls(losses),
-    }
+    rate = "tried" if tried else "not tried"
+    row = {"network": name, "optimizer": advice.optimizer, "rate": rate, "lr": advice.lr}
+    return {**row, "before": losses[0], "after": losses[-1], "falls": falls(losses)}
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -152,23 +137,17 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def main(path: Path, names: list[str]) -> None:
-    """Follow the advice everywhere, or on the trained networks that are
-    named, and keep what happened.
-    """
+    """Follow the advice everywhere, or on the trained networks that are named."""
     torch.manual_seed(0)
     kept = json.loads(path.read_text())["rows"] if names else []
     rows = [row for row in kept if row["network"] not in names]
-    for subjects in (() if names else (others(), tasks())) + (
-        trained_ones(names or list(trained.TRAINED)),
-    ):
-        for subject in subjects:
-            for tried in (False, True):
-                rows.append(followed(subject, tried))
-                print(rows[-1], flush=True)
-                path.write_text(
-                    json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1)
-                    + "\n"
-                )
+    some = trained_ones(names or list(trained.TRAINED))
+    for subject in some if names else chain(others(), tasks(), some):
+        for tried in (False, True):
+            rows.append(followed(subject, tried))
+            print(rows[-1], flush=True)
+            kept = {"torch": torch.__version__, "steps": STEPS, "rows": rows}
+            path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 import pathspace as ps
 from benchmarks.figures import keep, write
+from benchmarks.measure import alone
 
 TOKENS = torch.arange(16).reshape(2, 8)
 
@@ -62,19 +63,16 @@ def create(folder: Path) -> int:
 
 
 def peak() -> float:
-    """Largest memory of this process, in GB (that of ``getrusage`` is at least
-    the parent's at the start).
-    """
-    (line,) = (
-        row
-        for row in Path("/proc/self/status").read_text().splitlines()
-        if row.startswith("VmHWM:")
-    )
+    """Largest memory of this process, in GB (`getrusage` counts that of its parent as well)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024 / 1e9
 
 
 def balance(source: Path, target: Path) -> dict[str, float]:
     """Balance it in this process, which never holds the model."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config()).eval()
     graph = ps.trace(model, kwargs={"input_ids": TOKENS})
@@ -119,20 +117,11 @@ def main(folder: Path) -> None:
     """Create, balance, compare, keep."""
     source, target = folder / "given", folder / "balanced"
     size = create(source)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.checkpoint", "--balance", str(source),
-         str(target)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = alone(balance, source, target)
     first = outputs(source)
     change = float((outputs(target) - first).abs().max() / first.abs().max())
-    figures = {
-        "gigabytes": size / 1e9,
-        "shards": len(list(source.glob("*.safetensors"))),
-        **figures,
-        "change": change,
-    }
+    shards = len(list(source.glob("*.safetensors")))
+    figures = {"gigabytes": size / 1e9, "shards": shards, **figures, "change": change}
     print(figures)
     keep("checkpoint", figures)
     write("large-models.md", "checkpoint", sentence(figures))
@@ -141,7 +130,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1] == "--balance":
-        print(json.dumps(balance(Path(sys.argv[2]), Path(sys.argv[3]))))
-    else:
-        main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -14,7 +14,6 @@ Needs torchvision, timm and torch-pruning.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
+from benchmarks.measure import alone
 from pathspace.capture.capture import capture
 
 # seconds of processor time
@@ -114,17 +114,12 @@ def row(library: str, name: str) -> dict[str, Any]:
                 found[key] = None
                 print(f"{name}: {key} fails with {type(error).__name__}", file=sys.stderr)
     print(f"{library} {name}: {found}", file=sys.stderr, flush=True)
-    return {
-        "library": library,
-        "model": name,
-        **{key: value and round(value, 4) for key, value in found.items()},
-    }
+    short = {key: value and round(value, 4) for key, value in found.items()}
+    return {"library": library, "model": name, **short}
 
 
 def entries(library: str, rows: list[dict[str, Any]], version: str) -> list[dict[str, str]]:
-    """The sums of a library, for the table of comparisons: without models of which LIMIT
-    stopped a side, and with.
-    """
+    """The sums of a library, without models on which LIMIT stopped a side, and with them."""
     own = [one for one in rows if one["library"] == library]
     both = [one for one in own if one["torch_pruning_s"] is not None]
     keys = ("trace_s", "torch_pruning_s")
@@ -137,14 +132,10 @@ def entries(library: str, rows: list[dict[str, Any]], version: str) -> list[dict
         ours, theirs = (sum(one[key] for one in chosen) for key in keys)
         longer = f", where a side is stopped after {LIMIT:.0f} s ({stopped})" if least else ""
         what = f"the {len(chosen)} of {len(own)} models of {library} that both can do{longer}"
-        found.append(
-            {
-                "against": f"Torch-Pruning {version}: dependency graph with all groups",
-                "what": f"processor time in sum on {what}: `ps.trace`, capture included",
-                "ours": f"{ours:.1f} s",
-                "theirs": f"{least}{theirs:.1f} s",
-            }
-        )
+        against = f"Torch-Pruning {version}: dependency graph with all groups"
+        what = f"processor time in sum on {what}: `ps.trace`, capture included"
+        row = {"against": against, "what": what, "ours": f"{ours:.1f} s"}
+        found.append({**row, "theirs": f"{least}{theirs:.1f} s"})
     return found
 
 
@@ -164,8 +155,7 @@ def main(names: list[str]) -> None:
     ]
     rows, sums = [], []
     for library in dict(chosen):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows += pool.apply(rows_of, ([one for one in chosen if one[0] == library],))
+        rows += alone(rows_of, [one for one in chosen if one[0] == library])
         sums += entries(library, rows, torch_pruning.__version__)
     print(json.dumps({"torch": torch.__version__, "rows": rows, "head_to_head": sums}, indent=1))
 

@@ -29,16 +29,15 @@ from pathspace.fitting.quantise import quantised_weights, weight_axes
 
 NAME, PAGE = "equalise", "equalise.md"
 Row = dict[str, Any]
+LITE0 = {"model": "EfficientNet-Lite0"}
 FORMATS = [(bits, per) for per in ("tensor", "channel") for bits in (8, 6, 4)]
 
 
 def images(count: int, size: int, seed: int) -> Tensor:
     """Crops of two photographs, at random places and sizes, mirrored or not."""
     generator = torch.Generator().manual_seed(seed)
-    pictures = [
-        torch.from_numpy(i.copy()).permute(2, 0, 1).float() / 255
-        for i in load_sample_images().images
-    ]
+    photographs = load_sample_images().images
+    pictures = [torch.from_numpy(p.copy()).permute(2, 0, 1).float() / 255 for p in photographs]
     crops = []
     for i in range(count):
         picture = pictures[i % 2]
@@ -68,11 +67,10 @@ def decibels(wanted: Tensor, found: Tensor) -> float:
 
 def chains(model: Any) -> list[list[nn.Conv2d]]:
     """Convolutions one after the other, with nothing but an activation between them."""
-    found = [
-        [block._expand_conv] if hasattr(block, "_expand_conv") else [] for block in model._blocks
-    ]
-    for own, block in zip(found, model._blocks, strict=True):
-        own += [block._depthwise_conv, block._project_conv]
+    found = []
+    for block in model._blocks:
+        own = [block._expand_conv] if hasattr(block, "_expand_conv") else []
+        found.append([*own, block._depthwise_conv, block._project_conv])
     found[0].insert(0, model._conv_stem)
     return found
 
@@ -142,9 +140,7 @@ def lite0_images(size: int = 96) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def lite0() -> list[Row]:
-    """EfficientNet-Lite0: signal over noise of its outputs on images that the
-    gauge was not chosen on.
-    """
+    """EfficientNet-Lite0: signal over noise of its outputs on images not chosen on."""
     trained = load("efficientnet-lite0")[0]
     folded = ps.fold_norms(trained)
     model = ps.lift_clips(folded)
@@ -155,18 +151,10 @@ def lite0() -> list[Row]:
         with torch.enable_grad():
             found = ps.equalise(model, graph, bits, per, x, gauges=gauges)
         gauges = found.gauges
-        row: Row = {
-            "model": "EfficientNet-Lite0",
-            "bits": bits,
-            "per": per,
-            "changed": found.helped,
-        }
+        row: Row = {**LITE0, "bits": bits, "per": per, "changed": found.helped}
         row["change"] = float((found.model(held) - wanted).abs().max() / wanted.abs().max())
-        for name, net in {
-            "as trained": model,
-            "layer by layer": layers,
-            "chosen gauge": found.model,
-        }.items():
+        nets = {"as trained": model, "layer by layer": layers, "chosen gauge": found.model}
+        for name, net in nets.items():
             row |= judged(name, wanted, rounded(net, bits, per)(held))
         print(row, flush=True)
         rows.append(row)
@@ -181,9 +169,7 @@ def judged(name: str, wanted: Tensor, outputs: Tensor) -> Row:
 
 @torch.no_grad()
 def aimet() -> list[Row]:
-    """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by
-    ReLU, as older releases did.
-    """
+    """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by ReLU."""
     from benchmarks.aimet import equalised
 
     trained = load("efficientnet-lite0")[0]
@@ -193,12 +179,7 @@ def aimet() -> list[Row]:
         f"AIMET {kind}": equalised(trained, x[:1], kind == "ReLU") for kind in ("as it is", "ReLU")
     }
     for bits, per in FORMATS:
-        row: Row = {
-            "model": "EfficientNet-Lite0",
-            "bits": bits,
-            "per": per,
-            "version": version("aimet-torch"),
-        }
+        row: Row = {**LITE0, "bits": bits, "per": per, "version": version("aimet-torch")}
         for name, net in nets.items():
             row |= judged(name, wanted, rounded(net, bits, per)(held))
         row["AIMET ReLU: by its own outputs"] = decibels(net(held), rounded(net, bits, per)(held))
@@ -208,9 +189,7 @@ def aimet() -> list[Row]:
 
 @torch.no_grad()
 def crepe() -> list[Row]:
-    """CREPE, tiny: share of synthesised notes that are heard within half a semitone,
-    at pitches not chosen on.
-    """
+    """CREPE, tiny: share of notes heard within half a semitone, at pitches not chosen on."""
     model = load("crepe-tiny")[0]
     notes = [50.0 * 2 ** (k / 80) for k in range(320)]
     x, held, truth = frames(*notes[::10]), frames(*notes[1::2]), torch.tensor(notes[1::2])
@@ -219,17 +198,8 @@ def crepe() -> list[Row]:
         pitch = 10 * 2 ** ((20 * net(held).argmax(1) + 1997.3794084376191) / 1200)
         return float(((pitch / truth).log2().abs() < 1 / 24).float().mean())
 
-    return [
-        tasked(
-            "CREPE, tiny",
-            model,
-            ps.trace(model, x[:2]),
-            x,
-            heard,
-            lambda net: net(held),
-            len(truth),
-        )
-    ]
+    graph = ps.trace(model, x[:2])
+    return [tasked("CREPE, tiny", model, graph, x, heard, lambda net: net(held), len(truth))]
 
 
 # heavy chains' variable domains of medicines: trastuzumab, adalimumab, rituximab
@@ -243,9 +213,7 @@ MASKED = 8
 
 
 def masked(sequence: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Every residue masked in one of :data:`MASKED` copies: inputs, true
-    tokens, and which are masked.
-    """
+    """Inputs with each residue masked in one of :data:`MASKED` copies, true tokens, the mask."""
     copies = [
         "".join("_" if i % MASKED == k else r for i, r in enumerate(sequence))
         for k in range(MASKED)
@@ -260,9 +228,7 @@ def masked(sequence: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
 
 @torch.no_grad()
 def antiberty() -> list[Row]:
-    """AntiBERTy: share of masked residues that it guesses right, of antibodies that the
-    gauge was not chosen on.
-    """
+    """AntiBERTy: share of masked residues guessed right, of antibodies not chosen on."""
     model = load("antiberty")[0]
     x, _, _ = masked(ANTIBODY)
     held = [masked(sequence) for sequence in ANTIBODIES]
@@ -276,18 +242,11 @@ def antiberty() -> list[Row]:
 
     x = {key: value[::4] for key, value in x.items()}
     graph, cases = ps.trace(model, kwargs=x), sum(map(len, ANTIBODIES))
-    return [
-        tasked(
-            "AntiBERTy",
-            model,
-            graph,
-            x,
-            right,
-            lambda net: net(**held[0][0]).prediction_logits,
-            cases,
-            4,
-        )
-    ]
+
+    def scores(net: nn.Module) -> Tensor:
+        return net(**held[0][0]).prediction_logits
+
+    return [tasked("AntiBERTy", model, graph, x, right, scores, cases, 4)]
 
 
 def tasked(
@@ -338,16 +297,11 @@ def table(held: dict[str, list[Row]]) -> str:
         ]
         for row in rows
     ]
-    others = [
-        [
-            *(row["model"], f"{row['cases']}", f"{row['float']:.1%}"),
-            *(
-                f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)"
-                for name in ("as trained", "chosen gauge")
-            ),
-        ]
-        for row in (*held["crepe"], *held["antiberty"])
-    ]
+    others = []
+    for row in (*held["crepe"], *held["antiberty"]):
+        ways = ("as trained", "chosen gauge")
+        cells = (f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)" for name in ways)
+        others.append([row["model"], f"{row['cases']}", f"{row['float']:.1%}", *cells])
     head = "network, 8 bits per tensor | cases | float | as trained | chosen gauge"
     first = " | ".join(["bits, step per", *COLUMNS.values()])
     return f"{markdown(first, lite0, texts=6)}\n\n{markdown(head, others, texts=5)}"

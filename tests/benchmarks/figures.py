@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,23 @@ def keep(name: str, figures: Any) -> None:
     write_text(json.dumps(figures, indent=1), str(DOCS / "data" / f"{name}.json"))
 
 
+def each(
+    name: str, held: dict[str, Any], part: str, rows: Iterable[str], measured: Callable[[str], Any]
+) -> None:
+    """Measure rows of a part of the figures, and keep each as soon as it is there."""
+    for row in rows:
+        held.setdefault(part, {})[row] = measured(row)
+        print(row, held[part][row], flush=True)
+        keep(name, held)
+
+
+def chosen(names: Sequence[str], rows: Iterable[str]) -> list[str]:
+    """The rows that are named; all of them without names."""
+    return [row for row in rows if row in names or not names]
+
+
 def written(page: str, name: str, table: str) -> str:
-    """The page with a table between ``<!-- figures: NAME -->`` and ``<!--
-    end of figures: NAME -->``.
-    """
+    """The page with a table between the marks of a name."""
     begin, end = f"<!-- figures: {name} -->", f"<!-- end of figures: {name} -->"
     before, rest = (DOCS / page).read_text(encoding="utf-8").split(begin)
     return f"{before}{begin}\n{table}\n{end}{rest.split(end, 1)[1]}"

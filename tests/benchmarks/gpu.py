@@ -1,13 +1,12 @@
-"""Tests and benchmarks on a GPU, in one file with the device's name, and the page
-made of it: ``make gpu``.
-"""
+"""Tests and benchmarks on a GPU in one file, and the page made of it: ``make gpu``."""
 
 from __future__ import annotations
 
+import copy
 import json
-import multiprocessing
 import os
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,77 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.figures import markdown
-from benchmarks.gauge_fixed import gauge_fixed
-from benchmarks.gpu_steps import gpu_steps
-from benchmarks.measure import training
+from benchmarks.figures import DOCS, markdown
+from benchmarks.measure import Clock, alone, gauge_fixed, prepared, training
+from pathspace.training import GSGD, GAdam
+
+REPEATS = 20
+
+
+def captured(step: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """So many steps in one graph, after a few on a stream of their own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            step()
+    return graph
+
+
+def device_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Milliseconds of one step, by events around a replay."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPEATS
+
+
+def gpu_steps(name: str, rounds: int) -> dict[str, Any]:
+    """One model's steps; runs in a process of its own."""
+    model, inputs, skeleton, _ = prepared(name, "cuda", 1)
+    makers: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
+        "sgd_fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, fused=True),
+        "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton, capturable=True),
+        "gsgd_fused": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton, fused=True),
+        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0, foreach=True, capturable=True),
+        "adam_fused": lambda m: torch.optim.Adam(
+            m.parameters(), lr=0.0, fused=True, capturable=True
+        ),
+        "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton, capturable=True),
+        "gadam_fused": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton, fused=True),
+    }
+    steps, graphs = {}, {}
+    for key, make in makers.items():
+        twin = copy.deepcopy(model)
+        twin(*inputs).square().mean().backward()
+        steps[key] = make(twin).step
+        graphs[key] = captured(steps[key])
+    called: dict[str, list[float]] = {key: [] for key in steps}
+    own: dict[str, list[float]] = {key: [] for key in steps}
+    clock = Clock("cuda", 1)
+    for _ in range(rounds):
+        for key, step in steps.items():
+            start = clock()
+            step()
+            called[key].append(1000 * (clock() - start))
+            own[key].append(device_ms(graphs[key]))
+    return {
+        "model": name,
+        "called_ms": {key: statistics.median(values) for key, values in called.items()},
+        "device_ms": {key: statistics.median(values) for key, values in own.items()},
+    }
+
+
+# --- tests, benchmarks and their page
+
 
 FOLDER = Path(__file__).parent.parent
 TESTS = ("gpu_models.py", "gpu_optimizers.py", "training/test_optim_device.py")
@@ -45,19 +111,10 @@ every step never waits for a number from the device.
 def run_tests(device: str) -> dict[str, int]:
     """How many tests passed, failed or were left out on a device."""
     files = [str(FOLDER / name) for name in (TESTS if device == "cuda" else TESTS[2:])]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *files,
-        "-rf",
-        "--tb=short",
-        "-n",
-        str(min(12, os.cpu_count() or 1)),
-        "-o",
-        "addopts=",
-        "--import-mode=importlib",
-    ]
+    options = (
+        f"-rf --tb=short -n {min(12, os.cpu_count() or 1)} -o addopts= --import-mode=importlib"
+    )
+    command = [sys.executable, "-m", "pytest", *files, *options.split()]
     ran = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
     if ran.returncode:
         print(ran.stdout[-20000:], file=sys.stderr)
@@ -67,14 +124,6 @@ def run_tests(device: str) -> dict[str, int]:
         for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last[0])
     }
     return found or {"failed": 1}
-
-
-def measure(
-    function: Callable[..., dict[str, Any]], models: Sequence[str], *args: Any
-) -> list[dict[str, Any]]:
-    """The figures of every model, each in a process of its own."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        return [pool.apply(function, (name, *args)) for name in models]
 
 
 def table(head: str, rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -150,18 +199,9 @@ def page(kept: dict[str, Any] | None) -> str:
             " with kernels of both (`AdamW(..., fused=True)`, `GaugeFixed(..., fused=True)`)."
             f"{noted(kept, 'fixed')}\n"
         )
-        rows = [
-            [
-                row["model"],
-                *(
-                    row[f"{key}_whole_ms"]
-                    for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")
-                ),
-                row["fixed/adamw"],
-                row["fixed_fused/adamw_fused"],
-            ]
-            for row in kept["fixed"]
-        ]
+        times = [f"{key}_whole_ms" for key in ("adamw", "fixed", "adamw_fused", "fixed_fused")]
+        keys = ("model", *times, "fixed/adamw", "fixed_fused/adamw_fused")
+        rows = [[row[key] for key in keys] for row in kept["fixed"]]
         head = (
             "model | AdamW | gauge-fixed | AdamW, fused | gauge-fixed, fused | over AdamW | fused"
         )
@@ -173,11 +213,8 @@ def main(
     device: Annotated[
         str, typer.Option(help="cuda; cpu tries the command out, with interpreted kernels.")
     ] = "cuda",
-    json_file: Annotated[Path, typer.Option("--json")] = FOLDER.parent
-    / "docs"
-    / "data"
-    / "gpu.json",
-    page_file: Annotated[Path, typer.Option("--page")] = FOLDER.parent / "docs" / "gpu.md",
+    json_file: Annotated[Path, typer.Option("--json")] = DOCS / "data" / "gpu.json",
+    page_file: Annotated[Path, typer.Option("--page")] = DOCS / "gpu.md",
     rounds: Annotated[int, typer.Option(min=1)] = 30,
     models: Annotated[
         list[str] | None, typer.Option("--only", help="Only this model; several times for more.")
@@ -205,7 +242,7 @@ def main(
         ]
     for part, function, names, args in parts:
         for name in names:
-            kept[part] += measure(function, [name], *args)
+            kept[part].append(alone(function, name, *args))
             # (after each, so that a run that is cut off leaves what it has)
             json_file.write_text(json.dumps(kept, indent=1) + "\n")
     page_file.write_text(page(kept))

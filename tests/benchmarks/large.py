@@ -16,6 +16,7 @@ import torch
 import typer
 from zoo import load
 
+from benchmarks.figures import markdown
 from pathspace.diagnostics import jacobian, signal, spectrum, trace_k
 
 MODELS = ("resnet50", "vit_b_16")
@@ -40,11 +41,8 @@ def main(
 ) -> None:
     """Measure, and print a table in Markdown."""
     torch.set_num_threads(threads)
-    print(
-        "| model | layers | signal_s | trace_k_s | spectrum_s | all_s | cpu_s | tr K | largest"
-        " sigma | load |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    head = "model | layers | signal_s | trace_k_s | spectrum_s | all_s | cpu_s | tr K"
+    rows = []
     for name in MODELS:
         model, x = build(name, torchvision), torch.randn(batch, 3, 224, 224)
         own = time.process_time()
@@ -62,11 +60,10 @@ def main(
         spent = [b - a for a, b in itertools.pairwise(marks)]
         spent += [marks[-1] - marks[0], time.process_time() - own]
         trace, density = found
-        print(
-            f"| {name} | {len(table)} | {' | '.join(f'{s:.1f}' for s in spent)} | {trace.value:.3g}"
-            f" ± {trace.error:.1g} | > {density.largest:.4g} | {os.getloadavg()[0]:.1f} |",
-            flush=True,
-        )
+        cells = [name, str(len(table)), *(f"{s:.1f}" for s in spent)]
+        cells += [f"{trace.value:.3g} ± {trace.error:.1g}", f"> {density.largest:.4g}"]
+        rows.append([*cells, f"{os.getloadavg()[0]:.1f}"])
+    print(markdown(f"{head} | largest sigma | load", rows))
 
 
 if __name__ == "__main__":

@@ -9,13 +9,10 @@ the full model are compared with those of two small depths, continued by a line.
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +20,8 @@ import transformers
 
 import pathspace as ps
 from benchmarks.figures import keep, load, markdown, write
+from benchmarks.measure import alone
+from pathspace.errors import first_line
 
 TOKENS = {"input_ids": torch.zeros(2, 8, dtype=torch.long)}
 # (every expert at every token has scales of its own until all is solved)
@@ -30,14 +29,11 @@ FEW = {"input_ids": torch.zeros(2, 2, dtype=torch.long)}
 
 
 def _text(
-    kind: str,
-    depth: str = "num_hidden_layers",
-    tokens: dict[str, torch.Tensor] = TOKENS,
-    **sizes: Any,
+    kind: str, tokens: dict[str, torch.Tensor] = TOKENS, **sizes: Any
 ) -> Callable[[int], Any]:
     config = getattr(transformers, f"{kind}Config")
     model = getattr(transformers, f"{kind}ForCausalLM")
-    return lambda layers: (model(config(**sizes, **{depth: layers})), tokens)
+    return lambda layers: (model(config(**sizes, num_hidden_layers=layers)), tokens)
 
 
 def _t5(layers: int) -> Any:
@@ -61,15 +57,9 @@ def _vit(layers: int) -> Any:
     }
 
 
-def _deepseek(layers: int) -> Any:
-    config = transformers.DeepseekV3Config(num_hidden_layers=layers)
-    return transformers.DeepseekV3ForCausalLM(config), FEW
-
-
 def _unet(layers: int) -> Any:
-    from diffusers import (
-        UNet2DConditionModel,
-    )  # not among the test packages: ``pip install diffusers``
+    # (not among the test packages: ``pip install diffusers``)
+    from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, layers_per_block=layers)
     inputs = {"sample": torch.zeros(1, 4, 32, 32), "timestep": torch.tensor(1)}
@@ -88,7 +78,7 @@ MODELS: dict[str, tuple[Callable[[int], Any], int, tuple[int, int]]] = {
     ),
     "Mixtral-8x7B": (_text("Mixtral", tokens=FEW), 32, (2, 3)),
     # (of full width; all 61 layers would have 33 million units)
-    "DeepSeek-V3, its first 12 layers": (_deepseek, 12, (4, 5)),
+    "DeepSeek-V3, its first 12 layers": (_text("DeepseekV3", tokens=FEW), 12, (4, 5)),
     "Gemma-2-9B": (
         _text("Gemma2", hidden_size=3584, intermediate_size=14336, num_attention_heads=16,
               num_key_value_heads=8, head_dim=256), 42, (2, 4),
@@ -108,6 +98,7 @@ def _graph(name: str, layers: int) -> ps.ReductionGraph:
 
 def measure(name: str) -> dict[str, Any]:
     """One model in this process."""
+    torch.set_num_threads(1)
     _, layers, (low, high) = MODELS[name]
     clock, start = time.perf_counter(), time.process_time()
     graph = _graph(name, layers)
@@ -119,13 +110,10 @@ def measure(name: str) -> dict[str, Any]:
     proven = time.process_time() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     small = [_graph(name, depth) for depth in (low, high)]
-    slope = [
-        (getattr(small[1], key) - getattr(small[0], key)) / (high - low)
-        for key in ("num_units", "dimension")
-    ]
+    keys = ("num_units", "dimension")
+    slope = [(getattr(small[1], key) - getattr(small[0], key)) / (high - low) for key in keys]
     line = [
-        getattr(small[0], key) + per * (layers - low)
-        for key, per in zip(("num_units", "dimension"), slope, strict=True)
+        getattr(small[0], key) + per * (layers - low) for key, per in zip(keys, slope, strict=True)
     ]
     return {
         "layers": layers, **found, "seconds": round(seconds, 1), "clock": round(waited, 1),
@@ -144,16 +132,8 @@ def tables(figures: dict[str, Any]) -> str:
          *("yes" if row[key] else "no" for key in ("as_extrapolated", "accepted"))]
         for name, row in figures.items()
     ]  # fmt: skip
-    costs = [
-        [
-            name,
-            *(
-                f"{row[key]:.1f}"
-                for key in ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb")
-            ),
-        ]
-        for name, row in figures.items()
-    ]
+    spent = ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb")
+    costs = [[name, *(f"{row[key]:.1f}" for key in spent)] for name, row in figures.items()]
     head = (
         "model | layers | weights in path space | units | dimension | as extrapolated"
         " | proof accepted"
@@ -166,22 +146,15 @@ def main(names: list[str]) -> None:
     """Measure models one after the other, each in a process of its own."""
     figures = load("large_models")
     for name in [name for name in names if name != "page"] if names else list(MODELS):
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.large_models", "--one", name], capture_output=True,
-            text=True, cwd=Path(__file__).resolve().parents[2], check=False,
-        )  # fmt: skip
-        if done.returncode:
-            print(name, done.stderr.strip().splitlines()[-1:], file=sys.stderr)
+        try:
+            figures[name] = alone(measure, name)
+        except Exception as error:
+            print(name, first_line(error), file=sys.stderr)
             continue
-        figures[name] = json.loads(done.stdout.splitlines()[-1])
         keep("large_models", figures)
         print(name, figures[name], flush=True)
     write("large-models.md", "large models", tables(figures))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(measure(sys.argv[2])))
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

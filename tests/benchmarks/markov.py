@@ -43,10 +43,7 @@ def percent(values: list[float]) -> str:
 
 def render(found: dict[str, Any]) -> str:
     """The page's tables, from the figures of a run."""
-    plain = {
-        name: [row for row in found["rows"] if row["network"] == name and not row["tau"]]
-        for name in NETWORKS
-    }
+    plain = {name: of(found, name, 0.0) for name in NETWORKS}
 
     def by_net(key: str, when: str = "trained") -> str:
         return "/".join(percent([row[when][key] for row in rows]) for rows in plain.values()) + " %"
@@ -66,52 +63,26 @@ def render(found: dict[str, Any]) -> str:
         return "**holds**" if all(a == b for a, b in pairs) else "**fails**"
 
     def largest(key: str) -> float:
-        return max(
-            row[when][key]
-            for rows in plain.values()
-            for row in rows
-            for when in ("start", "trained")
-        )
+        return max(one[key] for one in whens)
 
     def fold(tau: float) -> list[str]:
-        rows = {
-            name: [r for r in found["rows"] if r["network"] == name and r["tau"] == tau]
-            for name in NETWORKS
-        }
-        return [percent(column(mine, "fold")) for mine in rows.values()]
+        return [percent(column(of(found, name, tau), "fold")) for name in NETWORKS]
 
     v, three = found["vectors"], found["vectors"]["lemma3"]
     mlp_defect = [
         statistics.fmean([row["trained"][key] for row in plain["MLP"]])
         for key in ("defect", "printed", "corrected")
     ]
-    agreement = max(
-        abs(row[when]["corrected"] / row[when]["defect"] - 1)
-        for rows in plain.values() for row in rows for when in ("start", "trained")
-    )  # fmt: skip
-    convex = [
-        percent(known)
-        for rows in plain.values()
-        if (
-            known := [
-                row["trained"]["premise_on_convex"]
-                for row in rows
-                if row["trained"]["premise_on_convex"] is not None
-            ]
-        )
-    ]
-    kept = [
-        row[when]["kept_over_ignored"]
-        for rows in plain.values()
-        for row in rows
-        for when in ("start", "trained")
-    ]
-    assert all(
-        row[w]["cancelling_tau_follows_product"]
-        for rows in plain.values()
-        for row in rows
-        for w in ("start", "trained")
-    )
+    # each network, at the start and trained
+    whens = [row[w] for rows in plain.values() for row in rows for w in ("start", "trained")]
+    agreement = max(abs(one["corrected"] / one["defect"] - 1) for one in whens)
+    convex = []
+    for rows in plain.values():
+        known = [row["trained"]["premise_on_convex"] for row in rows]
+        known = [value for value in known if value is not None]
+        convex += [percent(known)] if known else []
+    kept = [one["kept_over_ignored"] for one in whens]
+    assert all(one["cancelling_tau_follows_product"] for one in whens)
     before = [percent(column(rows, "fold_at_start")) for rows in plain.values()]
     after, strong = fold(0.0), fold(3e-4)
     lines = [*settings(found), "", "| statement | verdict | measured |", "| --- | --- | --- |"]
@@ -136,12 +107,7 @@ def render(found: dict[str, Any]) -> str:
     )
     add("(10): `eps ~ 1 + eta eps'`", "**wrong order**",
         f"eta = 1e-3, trained MLP: eps - 1 = {mlp_defect[0]:.1e}, printed {mlp_defect[1]:+.1e}; `1 - eta^2/2 mean((1-c^2)/\\|\\|z\\|\\|^2)` gives {mlp_defect[2]:.1e}; the two agree to {100 * agreement:.1g} % on every network")  # fmt: skip
-    small = min(
-        row[w]["convex_small"]
-        for rows in plain.values()
-        for row in rows
-        for w in ("start", "trained")
-    )
+    small = min(one["convex_small"] for one in whens)
     add("Definition 4 with `d = z - eta g^` selects good chains", "**vacuous for small eta**",
         f"eta = 1e-3: delta-convex are at least {100 * small:.0f} % of the samples of every network, trained or not; eta = 1000: {by_net('convex_large')}")  # fmt: skip
     add("\"Assume `\\|\\|g\\|\\| >= 1`\"", "**rarely true**",
@@ -254,17 +220,13 @@ def raises(found: dict[str, Any]) -> int:
 
 
 def gains(found: dict[str, Any]) -> dict[str, Interval]:
-    """Accuracy at tau = 3e-4 over that at 0, in points, paired by seed, with
-    95 % intervals of the mean.
-    """
+    """Accuracy at tau = 3e-4 over that at 0, in points, paired by seed: 95 % intervals."""
     result = {}
     for name in NETWORKS:
-        pairs = zip(
-            column(of(found, name, 0.0, further=True), "accuracy"),
-            column(of(found, name, 3e-4, further=True), "accuracy"),
-            strict=True,
+        without, having = (
+            column(of(found, name, tau, further=True), "accuracy") for tau in (0.0, 3e-4)
         )
-        result[name] = t_interval([100 * (b - a) for a, b in pairs])
+        result[name] = t_interval([100 * (b - a) for a, b in zip(without, having, strict=True)])
     return result
 
 

@@ -17,6 +17,7 @@ from rich.progress import track
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn import functional as F
+from zoo.attention import Mean
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.efficiency import ChainRecord, observe, tensors
@@ -32,13 +33,8 @@ DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_
 LARGE, TINY = 1000.0, 1e-3
 BATCH = 64
 STEPS = (
-    (1e-4, False),
-    (1e-2, False),
-    (1.0, False),
-    (10.0, False),
-    (1e-4, True),
-    (1.0, True),
-    (10.0, True),
+    *((eta, False) for eta in (1e-4, 1e-2, 1.0, 10.0)),
+    *((eta, True) for eta in (1e-4, 1.0, 10.0)),
 )
 LENGTHS = (50, 200, 1000)
 # so many seeds of a network are compared with and without the penal connection: by the spread
@@ -78,9 +74,8 @@ def cnn() -> nn.Module:
         first, second = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
         return nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), second, nn.BatchNorm2d(16))
 
-    stem = nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-    )
+    first = nn.Conv2d(1, 16, 3, padding=1, bias=False)
+    stem = nn.Sequential(nn.Unflatten(1, (1, 8)), first, nn.BatchNorm2d(16))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
     return Branches(stem.append(nn.ReLU()), [block() for _ in range(3)], nn.ReLU(), head)
 
@@ -96,22 +91,12 @@ class Positions(nn.Module):
         return x + self.table
 
 
-class Mean(nn.Module):
-    """Mean over tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(1)
-
-
 def transformer() -> nn.Module:
     """Two pre-norm blocks of width 32 over the rows of the picture: four nodes."""
-    layers = [
-        nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True)
-        for _ in range(2)
-    ]
-    return nn.Sequential(
-        nn.Linear(8, 32), Positions(), *layers, nn.LayerNorm(32), Mean(), nn.Linear(32, 10)
-    )
+    options = {"batch_first": True, "norm_first": True}
+    layers = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, **options) for _ in range(2)]
+    tail = [nn.LayerNorm(32), Mean(), nn.Linear(32, 10)]
+    return nn.Sequential(nn.Linear(8, 32), Positions(), *layers, *tail)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
@@ -124,9 +109,7 @@ def each(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @cache
 def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fashion-MNIST at 8 x 8 pixels in float64: the first images to train
-    on, and the whole test set.
-    """
+    """Fashion-MNIST at 8 x 8 pixels in float64: images to train on, and the whole test set."""
     train, _, test = fashion_splits("markov", limit=TRAINED)
     x, held_out = (
         F.adaptive_avg_pool2d(part.inputs, 8).squeeze(1).double() for part in (train, test)
@@ -135,9 +118,7 @@ def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(name: str, tau: float, seed: int, steps: int, batch: int = BATCH) -> nn.Module:
-    """Adam on the mean loss; the paper's hook adds `tau z`. Returned in evaluation
-    mode, without the penalty.
-    """
+    """Adam on the mean loss; the paper's hook adds `tau z`. In evaluation mode afterwards."""
     x, y, *_ = data()
     torch.manual_seed(seed)
     model = NETWORKS[name]().double()
@@ -156,9 +137,7 @@ def train(name: str, tau: float, seed: int, steps: int, batch: int = BATCH) -> n
 
 
 def parts(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Few samples at a time: convolutions in float64 are twice as fast where they stay
-    in the processor's cache.
-    """
+    """Few samples at a time: twice as fast where they stay in the processor's cache."""
     return zip(x.split(AT_A_TIME), y.split(AT_A_TIME), strict=True)
 
 
@@ -326,26 +305,20 @@ def measure(
                     append_lines(rows_file, [{"steps": steps, "row": row}])
             yield row
 
+    every = list(itertools.product(names, range(seeds), TAUS))
     more = [
         (name, seed, tau)
         for name in names
         for seed in range(seeds, COMPARED.get(name, 0))
         for tau in COMPARED_TAUS
     ]
-    return (
-        list(kept(measure_one, itertools.product(names, range(seeds), TAUS))),
-        list(kept(compare_one, more)),
-    )
+    return list(kept(measure_one, every)), list(kept(compare_one, more))
 
 
 def summary(rows: list[Row], further: list[Row], seeds: int, steps: int) -> dict[str, Any]:
     """The record of a run: what was measured on what, and beside which linear model."""
     x, y, held_out, answers = data()
-    bar = (
-        LogisticRegression(max_iter=300, C=0.1)
-        .fit(x.flatten(1), y)
-        .score(held_out.flatten(1), answers)
-    )
+    bar = LogisticRegression(max_iter=300, C=0.1).fit(x.flatten(1), y)
     return {
         "data": DATA_NAME,
         "seeds": seeds,
@@ -353,7 +326,7 @@ def summary(rows: list[Row], further: list[Row], seeds: int, steps: int) -> dict
         "trained_on": len(x),
         "held_out": len(held_out),
         "checked": LOOKED,
-        "logistic": bar,
+        "logistic": bar.score(held_out.flatten(1), answers),
         "torch": torch.__version__,
         "vectors": vectors(),
         "rows": rows,

@@ -41,18 +41,14 @@ def perceptron() -> nn.Sequential:
 
 def convolutional() -> nn.Sequential:
     """Three convolutions of stride 2, no normalisation."""
-    sizes = [1, 16, 32, 32]
-    hidden = [
-        layer
-        for a, b in pairwise(sizes)
-        for layer in (nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU())
-    ]
+    hidden: list[nn.Module] = []
+    for a, b in pairwise([1, 16, 32, 32]):
+        hidden += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.ReLU()]
     return nn.Sequential(*hidden, nn.Flatten(), nn.Linear(32 * 16, 10))
 
 
 NETS: dict[str, Callable[[], nn.Sequential]] = {
-    "perceptron": perceptron,
-    "convolutional": convolutional,
+    make.__name__: make for make in (perceptron, convolutional)
 }
 
 
@@ -100,16 +96,14 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
     graph = ps.trace(one, test[0][:2])
     level = [ps.balance_(copy.deepcopy(net), graph) for net in (one, two)]
     groups, even = (ps.channels(net, test[0][:2]) for net in (one, level[0]))
+    by_outputs = {"by": "activations", "inputs": x[:5000]}
     ways: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
         "as trained": lambda: (one, two),
         "rebasin": lambda: (one, published(one, two, test[0][:2])),
         "weights": lambda: (one, groups.match(two).model),
         "weights, balanced": lambda: (level[0], even.match(level[1]).model),
-        "activations": lambda: (one, groups.match(two, by="activations", inputs=x[:5000]).model),
-        "activations, balanced": lambda: (
-            level[0],
-            even.match(level[1], by="activations", inputs=x[:5000]).model,
-        ),
+        "activations": lambda: (one, groups.match(two, **by_outputs).model),
+        "activations, balanced": lambda: (level[0], even.match(level[1], **by_outputs).model),
     }
     rows = []
     for way, match in ways.items():
@@ -117,9 +111,8 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
         try:
             ends = match()
         except Exception as error:
-            rows.append(
-                {**row, "failure": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
-            )
+            why = str(error).splitlines()[0][:120]
+            rows.append({**row, "failure": f"{type(error).__name__}: {why}"})
             continue
         start = groups if ends[0] is one else even
         between = [tested(start.interpolate(ends[1], t), *test) for t in POINTS]
@@ -128,12 +121,8 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
             value - (1 - t) * loss[0] - t * loss[-1] for t, value in zip(POINTS, loss, strict=True)
         ]
         moved = tested(ends[1], *test)[0] - tested(two, *test)[0]
-        row |= {
-            "barrier": max(above),
-            "middle": right[5],
-            "ends": [right[0], right[-1]],
-            "moved": abs(moved),
-        }
+        row |= {"barrier": max(above), "middle": right[5], "ends": [right[0], right[-1]]}
+        row["moved"] = abs(moved)
         rows.append(row)
         print(row, flush=True)
     return rows

@@ -1,10 +1,9 @@
-"""What the benchmarks measure. A module of its own: processes that are spawned
-cannot import a ``__main__``.
-"""
+"""What benchmarks measure, and in which way; spawned processes can import this module."""
 
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import resource
 import statistics
 import time
@@ -16,7 +15,7 @@ import torch
 import pathspace as ps
 from benchmarks import models
 from pathspace.capture.capture import capture
-from pathspace.training import GSGD, GAdam, init_skeleton_
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_
 
 # (a step with a rate of 0 is computed in another way, which takes longer)
 RATE = 1e-6
@@ -39,10 +38,44 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def analysis(name: str, threads: int) -> dict[str, Any]:
-    """Trace, skeleton and certificate of one model, beside one forward pass; runs
-    in a process of its own.
+def alone(function: Callable[..., Any], *given: Any) -> Any:
+    """The result of a call in a fresh process: peak memory and caches are its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, given)
+
+
+class Clock:
+    """Seconds. One thread's own time does not grow with what else a shared processor is doing; on a
+    GPU, all that was asked for is waited for.
     """
+
+    def __init__(self, device: str, threads: int) -> None:
+        own = device == "cpu" and threads == 1
+        self.now = time.process_time if own else time.perf_counter
+        self.wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def __call__(self) -> float:
+        self.wait()
+        return self.now()
+
+
+def looped(steps: dict[str, Callable[[], Any]], rounds: int, times: int) -> dict[str, float]:
+    """Seconds of each step, so many in a row as in training, where the host does not wait for the
+    device; medians over rounds, in turns.
+    """
+    clock = Clock("cuda", 1)
+    found: dict[str, list[float]] = {key: [] for key in steps}
+    for _ in range(rounds):
+        for key, step in steps.items():
+            start = clock()
+            for _ in range(times):
+                step()
+            found[key].append((clock() - start) / times)
+    return {key: statistics.median(values) for key, values in found.items()}
+
+
+def analysis(name: str, threads: int) -> dict[str, Any]:
+    """Trace, skeleton and certificate of one model, beside one forward pass."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
@@ -91,9 +124,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
-    """Bytes an optimizer holds beside weights, gradients, the state torch knows of and
-    the skeleton it was given.
-    """
+    """Bytes an optimizer holds beside weights, gradients, torch's state and the skeleton."""
     ids = [ids for block in skeleton.graph.blocks for ids in (block.tail, block.head)]
     given = {
         t.untyped_storage().data_ptr()
@@ -111,9 +142,7 @@ def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
 def prepared(
     name: str, device: str, threads: int
 ) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], ps.Skeleton, dict[str, Maker]]:
-    """A model with a unit skeleton and its inputs on a device, the skeleton, and the
-    optimizers that are compared.
-    """
+    """A model with a unit skeleton, its inputs, the skeleton, and the optimizers compared."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
@@ -130,9 +159,7 @@ def prepared(
 
 
 def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
-    """Optimizer steps, and whole training steps over torch's optimizers on
-    weights; same weights and batch.
-    """
+    """Steps of optimizers, and whole training steps over torch's; same weights and batch."""
     model, inputs, _, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
@@ -141,9 +168,12 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
         key: optimizer.step for key, optimizer in optimizers.items()
     }
     times: dict[str, list[float]] = {key: [] for key in ("backward", *steps)}
-    # one thread's own time does not grow with what else a shared processor is doing
-    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = Clock(device, threads)
+
+    def backward(key: str) -> None:
+        copies[key].zero_grad()
+        copies[key](*inputs).square().mean().backward()
+
     # in turn, so that a drifting machine harms all alike; where little is computed, some
     # steps in a row, as in training, because what another optimizer leaves in the caches
     # would cost more than the step
@@ -152,35 +182,98 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
         for key, step in steps.items():
             for _ in range(together):
                 start = clock()
-                copies[key].zero_grad()
-                copies[key](*inputs).square().mean().backward()
-                wait()
+                backward(key)
                 middle = clock()
                 step()
-                wait()
                 if turn:
                     times[key].append(clock() - middle)
                     times["backward"].append(middle - start)
     typical = {key: statistics.median(values) for key, values in times.items()}
     whole = {key: typical["backward"] + typical[key] for key in steps}
     if device == "cuda":
-        # as in training, where the host does not wait for the device
-        loops: dict[str, list[float]] = {key: [] for key in steps}
-        for _ in range(rounds):
-            for key, step in steps.items():
-                wait()
-                start = clock()
-                for _ in range(10):
-                    copies[key].zero_grad()
-                    copies[key](*inputs).square().mean().backward()
-                    step()
-                wait()
-                loops[key].append((clock() - start) / 10)
-        whole = {key: statistics.median(values) for key, values in loops.items()}
+        whole = looped(
+            {key: lambda key=key: (backward(key), steps[key]()) for key in steps}, rounds, 10
+        )
         typical |= {f"{key}_whole": value for key, value in whole.items()}
     return {
         "model": name,
         **{f"{key}_ms": 1000 * value for key, value in typical.items()},
         "gsgd/sgd": whole["gsgd"] / whole["sgd"],
         "gadam/adam": whole["gadam"] / whole["adam"],
+    }
+
+
+# --- AdamW in the canonical gauge beside AdamW
+
+
+# steps from one sweep to the next
+EACH = 3
+
+
+def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+    """One model; runs in a process of its own.
+
+    Training steps take turns, in whole rounds of :data:`EACH` (every third step ends with a
+    sweep): of the steps the mean counts. On a GPU both also run with torch's fused AdamW.
+    """
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, inputs = getattr(models, name)()
+    start = time.perf_counter()
+    graph = ps.trace(model, *(x[:2] for x in inputs))
+    traced = time.perf_counter() - start
+    model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
+    arms: dict[str, tuple[torch.nn.Module, torch.optim.Optimizer]] = {}
+    for end, fused in (("", None), ("_fused", True)) if device == "cuda" else (("", None),):
+        twins = copy.deepcopy(model), copy.deepcopy(model)
+        plain, inner = (torch.optim.AdamW(m.parameters(), lr=1e-4, fused=fused) for m in twins)
+        start = time.perf_counter()
+        fixed = GaugeFixed(inner, graph, model=twins[1])
+        made = time.perf_counter() - start
+        arms |= {"adamw" + end: (twins[0], plain), "fixed" + end: (twins[1], fixed)}
+    clock = Clock(device, threads)
+    times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
+
+    def backward(one: torch.nn.Module) -> None:
+        one.zero_grad()
+        one(*inputs).float().square().mean().backward()
+
+    for turn in range(EACH * -(-rounds // EACH) + 1):
+        for key, (one, optimizer) in arms.items():
+            begun = clock()
+            backward(one)
+            after = clock()
+            optimizer.step()
+            if turn:
+                times[key].append(clock() - after)
+                times["backward"].append(after - begun)
+    middle = statistics.median(times["backward"])
+    # (a mean of few times on a GPU would count what the host does beside)
+    typical = statistics.median if device == "cuda" else statistics.mean
+    steps = {key: typical(times[key]) for key in arms}
+    whole = {key: middle + value for key, value in steps.items()}
+    if device == "cuda":
+        trained = {
+            key: lambda one=one, optimizer=optimizer: (backward(one), optimizer.step())
+            for key, (one, optimizer) in arms.items()
+        }
+        whole = looped(trained, rounds // 6, EACH)
+    return {
+        "model": name,
+        "weights": sum(p.numel() for p in model.parameters()),
+        "units": graph.num_units,
+        "trace_s": traced,
+        "start_s": made,
+        "backward_ms": 1000 * middle,
+        **{f"{key}_ms": 1000 * value for key, value in steps.items()},
+        **(
+            {f"{key}_whole_ms": 1000 * value for key, value in whole.items()}
+            if device == "cuda"
+            else {}
+        ),
+        **{
+            f"fixed{end}/adamw{end}": whole["fixed" + end] / whole["adamw" + end]
+            for end in ("", "_fused")
+            if "fixed" + end in whole
+        },
     }

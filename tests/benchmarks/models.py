@@ -23,9 +23,7 @@ def small_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def stacked_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Four layers of 1550 units on inputs of 400 (the paper's language
-    model), 16 steps, batch 16.
-    """
+    """Four layers of 1550 units on inputs of 400 (the paper's), 16 steps, batch 16."""
     return ReluRNN(400, 1550, 400, layers=4), (torch.randn(16, 16, 400),)
 
 
@@ -34,13 +32,9 @@ class Block(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
+        first, second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        norms = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.body = nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1])
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.body(x))
@@ -49,20 +43,13 @@ class Block(nn.Module):
 def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A residual CNN with batch norm on 32 x 32 images, batch 64."""
     stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    model = nn.Sequential(
-        *stem,
-        *(Block(64) for _ in range(6)),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, 10),
-    )
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    model = nn.Sequential(*stem, *(Block(64) for _ in range(6)), *tail)
     return model, (torch.randn(64, 3, 32, 32),)
 
 
 class RecurrentConvolution(nn.Module):
-    """A convolutional layer with recurrence at every position: `x_t = relu(F u +
-    R x_{t-1})`, three times.
-    """
+    """A convolution that recurs at every position: `x_t = relu(F u + R x_{t-1})`."""
 
     def __init__(self, channels: int, steps: int = 3) -> None:
         super().__init__()
@@ -80,21 +67,14 @@ class RecurrentConvolution(nn.Module):
 
 def recurrent_cnn(channels: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A recurrent CNN of four such layers after one convolution, on 32 x 32 images, batch 8."""
-    layers: list[nn.Module] = [nn.Conv2d(3, channels, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
-    layers += [RecurrentConvolution(channels), RecurrentConvolution(channels), nn.MaxPool2d(3, 2)]
-    layers += [
-        RecurrentConvolution(channels),
-        RecurrentConvolution(channels),
-        nn.AdaptiveMaxPool2d(1),
-    ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10)), (
-        torch.randn(8, 3, 32, 32),
-    )
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 5, padding=2), nn.ReLU()]
+    for _ in range(2):
+        layers += [nn.MaxPool2d(3, 2), *(RecurrentConvolution(channels) for _ in range(2))]
+    tail = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
+    return nn.Sequential(*layers, *tail), (torch.randn(8, 3, 32, 32),)
 
 
-recurrent_cnn_96, recurrent_cnn_128, recurrent_cnn_160 = (
-    partial(recurrent_cnn, channels) for channels in (96, 128, 160)
-)
+recurrent_cnn_96, recurrent_cnn_160 = (partial(recurrent_cnn, size) for size in (96, 160))
 
 
 def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -9,7 +9,6 @@ names, only these models are measured again.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -19,20 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks.figures import keep, load, markdown, write
-from benchmarks.gauge_fixed import gauge_fixed
-from benchmarks.measure import training
+from benchmarks.measure import alone, gauge_fixed, training
 
 ROUNDS = 20
-SHOWN = (
-    "model",
-    "backward_ms",
-    "sgd_ms",
-    "gsgd_ms",
-    "adam_ms",
-    "gadam_ms",
-    "gsgd/sgd",
-    "gadam/adam",
-)
+SHOWN = "model backward_ms sgd_ms gsgd_ms adam_ms gadam_ms gsgd/sgd gadam/adam".split()
 
 
 def steps(name: str) -> dict[str, Any]:
@@ -61,9 +50,7 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Medians by model, with the smallest and largest last figure where
-    there were several processes.
-    """
+    """Medians by model, with the range of the last figure over several processes."""
     shown = []
     for some in rows.values():
         ratios = [row[list(row)[-1]] for row in some]
@@ -84,17 +71,16 @@ def main(names: list[str]) -> None:
         "clock": "own time of the process",
         "threads": 1,
     }
-    # a process of its own each time: how fast a backward pass is differs between them
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for part, (measure, models, processes) in PARTS.items():
-            for name in models:
-                if name in (names or models):
-                    rows = [pool.apply(measure, (name,)) for _ in range(processes)]
-                    kept.setdefault(part, {})[name] = rows
-                    print(rows, flush=True)
-                    keep("one_thread", kept)
-            if kept.get(part):
-                write("benchmarks.md", f"one thread, {part}", table(kept[part]))
+    for part, (measure, models, processes) in PARTS.items():
+        for name in models:
+            if name in (names or models):
+                # (how fast a backward pass is differs between processes)
+                rows = [alone(measure, name) for _ in range(processes)]
+                kept.setdefault(part, {})[name] = rows
+                print(rows, flush=True)
+                keep("one_thread", kept)
+        if kept.get(part):
+            write("benchmarks.md", f"one thread, {part}", table(kept[part]))
 
 
 if __name__ == "__main__":

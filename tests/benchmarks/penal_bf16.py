@@ -30,37 +30,23 @@ Loss = Callable[[nn.Module], Tensor]
 
 def gpt2() -> tuple[nn.Module, Tensor]:
     """Four blocks of width 64."""
-    dropout = {
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    config = GPT2Config(
-        vocab_size=101, n_positions=32, n_embd=64, n_layer=4, n_head=4, use_cache=False, **dropout
-    )
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
+    sizes = {"vocab_size": 101, "n_positions": 32, "n_embd": 64, "n_layer": 4, "n_head": 4}
+    config = GPT2Config(**sizes, **off, bos_token_id=None, eos_token_id=None)
     return GPT2LMHeadModel(config), torch.randint(0, 101, (4, 32))
 
 
 def llama() -> tuple[nn.Module, Tensor]:
     """Four blocks of width 64."""
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
-    return LlamaForCausalLM(LlamaConfig(vocab_size=101, use_cache=False, **sizes)), torch.randint(
-        0, 101, (4, 32)
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    config = LlamaConfig(vocab_size=101, num_attention_heads=4, use_cache=False, **sizes)
+    return LlamaForCausalLM(config), torch.randint(0, 101, (4, 32))
 
 
 def encoder() -> tuple[nn.Module, Tensor]:
     """Four pre-norm blocks of width 64."""
-    return nn.Sequential(*(Encoder(64, 4) for _ in range(4)), nn.Linear(64, 10)), torch.randn(
-        4, 32, 64
-    )
+    model = nn.Sequential(*(Encoder(64, 4) for _ in range(4)), nn.Linear(64, 10))
+    return model, torch.randn(4, 32, 64)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
@@ -107,9 +93,7 @@ def compared(part: Tensor, exact: Tensor) -> tuple[float, float]:
 
 
 def measured(name: str) -> list[dict[str, Any]]:
-    """The lines of one model, each a mean over seeds, and by how much `penalise_` is closer,
-    with its standard error.
-    """
+    """The lines of one model, means over seeds, and by how much `penalise_` is closer."""
     found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
     for seed, cast in product(SEEDS, (False, True)):
         torch.manual_seed(seed)
@@ -125,21 +109,14 @@ def measured(name: str) -> list[dict[str, Any]]:
             explicit = gradient(low, x, cast, chain, tau) - plain
             ours.penal_connection.tau = tau  # type: ignore[union-attr]
             share = float(exact.norm() / plain.norm())
-            line = (
-                share,
-                *compared(explicit, exact),
-                *compared(gradient(ours, x, cast) - plain, exact),
-            )
+            by_hand = compared(explicit, exact)
+            line = share, *by_hand, *compared(gradient(ours, x, cast) - plain, exact)
             found.setdefault(("autocast" if cast else "bfloat16", tau), []).append(line)
     names = ("part", "explicit_cosine", "explicit_kept", "penalize_cosine", "penalize_kept")
     rows = []
     for (mode, tau), lines in found.items():
-        row = {
-            "model": name,
-            "mode": mode,
-            "tau": tau,
-            **dict(zip(names, map(mean, zip(*lines, strict=True)), strict=True)),
-        }
+        means = dict(zip(names, map(mean, zip(*lines, strict=True)), strict=True))
+        row = {"model": name, "mode": mode, "tau": tau, **means}
         closer = [line[3] - line[1] for line in lines]
         rows.append({**row, "closer": mean(closer), "error": stdev(closer) / len(closer) ** 0.5})
     return rows
@@ -151,14 +128,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         "model | mode | tau | share of the gradient | explicit: cosine | kept | ours: cosine | kept"
         " | closer by"
     )
-    lines = [
-        [
-            *(row["model"], row["mode"], f"{row['tau']:g}", f"{row['part']:.2g}"),
-            *(f"{row[key]:.3f}" for key in list(row)[4:8]),
-            f"{row['closer']:+.1e} ± {row['error']:.0e}",
-        ]
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [row["model"], row["mode"], f"{row['tau']:g}", f"{row['part']:.2g}"]
+        cells += [f"{row[key]:.3f}" for key in list(row)[4:8]]
+        lines.append([*cells, f"{row['closer']:+.1e} ± {row['error']:.0e}"])
     return markdown(head, lines, texts=2)
 
 

@@ -58,9 +58,7 @@ KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] 
 
 
 def measured(name: str) -> dict[str, Any]:
-    """Tensors of the size of a node that are kept in addition to those of
-    the model, for each node.
-    """
+    """Tensors of the size of a node that are kept beside those of the model, for each node."""
     torch.manual_seed(0)
     end, after = KINDS[name]
     model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(Post(end, after()) for _ in range(BLOCKS)))
@@ -74,13 +72,12 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As Markdown."""
-    return markdown(
-        "end of the block | kept, bytes | with `penalise_` | tensors for a node",
-        [
-            [r["block"], f"{r['plain']:,}", f"{r['penalize']:,}", f"{r['for_a_node']:.2f}"]
-            for r in rows
-        ],
-    )
+    head = "end of the block | kept, bytes | with `penalise_` | tensors for a node"
+    lines = []
+    for row in rows:
+        bytes_kept = (f"{row[key]:,}" for key in ("plain", "penalize"))
+        lines.append([row["block"], *bytes_kept, f"{row['for_a_node']:.2f}"])
+    return markdown(head, lines)
 
 
 def main() -> None:

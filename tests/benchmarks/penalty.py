@@ -13,14 +13,15 @@ import copy
 import gc
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks import models
+from benchmarks.measure import Clock
 from pathspace.diagnostics import MarkovChain
 from pathspace.training import penalise_
 from pathspace.training.penal import penal
@@ -63,9 +64,7 @@ class Encoder(nn.Module):
 class Block(models.Block):
     """The residual block of the other benchmarks, ReLU after the sum."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.mark: Mark = unmarked
+    mark: Mark = staticmethod(unmarked)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.mark(self.body(x)))
@@ -74,19 +73,8 @@ class Block(models.Block):
 def transformer(width: int, layers: int, batch: int, length: int = 128) -> tuple[nn.Module, Tensor]:
     """Pre-norm transformer on random sequences."""
     blocks = [Encoder(width, width // 64) for _ in range(layers)]
-    return nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 10)), torch.randn(
-        batch, length, width
-    )
-
-
-def transformer_256() -> tuple[nn.Module, Tensor]:
-    """Six blocks of width 256, eight sequences of 128."""
-    return transformer(256, 6, 8)
-
-
-def transformer_512() -> tuple[nn.Module, Tensor]:
-    """Six blocks of width 512, four sequences of 128."""
-    return transformer(512, 6, 4)
+    model = nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 10))
+    return model, torch.randn(batch, length, width)
 
 
 def residual_cnn() -> tuple[nn.Module, Tensor]:
@@ -98,8 +86,8 @@ def residual_cnn() -> tuple[nn.Module, Tensor]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "prenorm_transformer_256": transformer_256,
-    "prenorm_transformer_512": transformer_512,
+    "prenorm_transformer_256": partial(transformer, 256, 6, 8),
+    "prenorm_transformer_512": partial(transformer, 512, 6, 4),
     "residual_cnn_64": residual_cnn,
 }
 
@@ -113,9 +101,7 @@ def marked(model: nn.Module, mark: Mark) -> nn.Module:
 
 
 def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes alive between forward and backward: what autograd saved, and
-    what hooks of anybody hold.
-    """
+    """Bytes alive between forward and backward: what autograd saved, and what hooks hold."""
     own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
     saved: dict[int, int] = {}
 
@@ -141,9 +127,7 @@ def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
 
 
 def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
-    """Training steps of one model: plain (twice, which shows the noise), each
-    contender, and what each keeps.
-    """
+    """Training steps of one model: plain (twice, for the noise), and each contender."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, x = MODELS[name]()
@@ -166,8 +150,7 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
         with chain.watch() if key == "watch" else contextlib.nullcontext():
             yield
 
-    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    clock = Clock(device, threads)
     times: dict[str, list[float]] = {key: [] for key in contenders}
     order = list(contenders)
     for turn in range(rounds + 1):
@@ -175,12 +158,10 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
         # from its neighbour's caches
         for key in order[turn % len(order) :] + order[: turn % len(order)]:
             with around(key):
-                wait()
                 start = clock()
                 optimizers[key].zero_grad()
                 contenders[key](x).square().mean().backward()
                 optimizers[key].step()
-                wait()
                 times[key].append(clock() - start)
     # ratios within a round, because the machine drifts from one to the next
     over = {
@@ -198,10 +179,7 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
         "model": name,
         "step_ms": 1000 * statistics.median(times["plain"][1:]),
         "plain/plain": over["again"],
-        "penalize/plain": over["penalize"],
-        "penal/plain": over["penal"],
-        "hook/plain": over["hook"],
-        "watch/plain": over["watch"],
+        **{f"{key}/plain": over[key] for key in order[2:]},
         **{f"{key}_MiB": value for key, value in memory.items()},
         "threads": threads,
         "load": round(os.getloadavg()[0], 1),

@@ -20,7 +20,7 @@ from zoo.transformers_models import TABLE as TRANSFORMERS
 from zoo.transformers_models import build as build_transformers
 
 import pathspace as ps
-from benchmarks.figures import keep, load, markdown, write
+from benchmarks.figures import chosen, each, load, markdown, write
 from pathspace.models.running import distance, outputs
 from pathspace.models.stand_in import switch_off_caches
 
@@ -28,41 +28,23 @@ Row = dict[str, Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 NAME, PAGE, SAME = "pruning", "channel-figures.md", 1e-5
 # one small model of each family, and the size of its images
-TIMM = {
-    "resnet10t": 64, "resnext50_32x4d": 64, "resnetv2_50": 64, "nf_resnet26": 64, "skresnet18": 64,
-    "resnest14d": 64,
-    "legacy_seresnet18": 64, "cspresnet50": 64, "res2net50_48w_2s": 64, "densenet121": 64,
-    "vgg11_bn": 64,
-    "regnetx_002": 64, "repvgg_a0": 64, "gernet_s": 64, "hgnetv2_b0": 64, "dla46_c": 64,
-    "dpn48b": 64,
-    "ese_vovnet19b_slim_dw": 64, "selecsls42": 64, "inception_v3": 96, "mobilenetv2_035": 64,
-    "mobilenetv3_small_050": 64, "mnasnet_small": 64, "efficientnet_lite0": 64, "tinynet_e": 64,
-    "lcnet_050": 64,
-    "ghostnet_050": 64, "hardcorenas_a": 64, "fastvit_t8": 64, "mobileone_s0": 64,
-    "repvit_m0_9": 64, "starnet_s1": 64,
-    "convnext_atto": 64, "mixer_s32_224": 64, "resmlp_12_224": 64, "vit_tiny_patch16_224": 64,
-    "cait_xxs24_224": 64,
-    "xcit_nano_12_p16_224": 64, "poolformer_s12": 64, "swin_tiny_patch4_window7_224": 224,
-    "pvt_v2_b0": 64, "levit_128s": 224, "edgenext_xx_small": 64, "mobilevit_xxs": 64,
-}  # fmt: skip
-LANGUAGE = (
-    *(
-        "bert",
-        "gpt2",
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "phi",
-        "opt",
-        "bloom",
-        "falcon",
-        "t5",
-        "bart",
-    ),
-    *("whisper", "wav2vec2", "vit", "dinov2", "swin", "convnext", "clip"),
+TIMM = dict.fromkeys(
+    (
+        "resnet10t resnext50_32x4d resnetv2_50 nf_resnet26 skresnet18 resnest14d legacy_seresnet18"
+        " cspresnet50 res2net50_48w_2s densenet121 vgg11_bn regnetx_002 repvgg_a0 gernet_s"
+        " hgnetv2_b0 dla46_c dpn48b ese_vovnet19b_slim_dw selecsls42 mobilenetv2_035"
+        " mobilenetv3_small_050 mnasnet_small efficientnet_lite0 tinynet_e lcnet_050 ghostnet_050"
+        " hardcorenas_a fastvit_t8 mobileone_s0 repvit_m0_9 starnet_s1 convnext_atto mixer_s32_224"
+        " resmlp_12_224 vit_tiny_patch16_224 cait_xxs24_224 xcit_nano_12_p16_224 poolformer_s12"
+        " pvt_v2_b0 edgenext_xx_small mobilevit_xxs"
+    ).split(),
+    64,
 )
+TIMM |= {"inception_v3": 96, "swin_tiny_patch4_window7_224": 224, "levit_128s": 224}
+LANGUAGE = (
+    "bert gpt2 llama mistral qwen2 qwen3 gemma2 phi opt bloom falcon t5 bart whisper wav2vec2 vit"
+    " dinov2 swin convnext clip"
+).split()
 
 
 def timm_model(name: str, size: int) -> tuple[nn.Module, Inputs]:
@@ -93,25 +75,19 @@ def ours(model: nn.Module, inputs: Inputs) -> Row:
     every = sum(len(group) for group in groups)
     gone = sum(len(groups[name]) - len(numbers) for name, numbers in kept.items())
     far = distance(outputs(small, *inputs), outputs(groups.masked(keep=0.5), *inputs))
-    return {
-        "parameters": size_of(small) / size_of(model),
-        "channels": 1 - gone / max(every, 1),
-        "change": far,
-    }
+    left = {"parameters": size_of(small) / size_of(model), "channels": 1 - gone / max(every, 1)}
+    return {**left, "change": far}
 
 
 def theirs(model: nn.Module, inputs: Inputs) -> Row:
-    """The same share for Torch-Pruning, with its settings for attention, as its
-    examples for timm have them.
-    """
+    """The same share for Torch-Pruning, with the settings for attention of its examples."""
     import torch_pruning as tp
 
     last = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d)][-1]
     small = copy.deepcopy(model)
     names = {part: name for name, part in model.named_modules()}
-    attention = [
-        part for part in small.modules() if hasattr(part, "num_heads") and hasattr(part, "qkv")
-    ]
+    several = [part for part in small.modules() if hasattr(part, "num_heads")]
+    attention = [part for part in several if hasattr(part, "qkv")]
     heads = {part.qkv: part.num_heads for part in attention}
     pruner = tp.pruner.MagnitudePruner(
         small,
@@ -141,11 +117,8 @@ def tried(tool: Any, model: nn.Module, inputs: Inputs) -> Row:
     try:
         found = tool(model, inputs)
     except Exception as error:
-        found = {
-            "failure": (
-                f"{type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-            )
-        }
+        why = str(error).splitlines()[0][:120] if str(error) else ""
+        found = {"failure": f"{type(error).__name__}: {why}"}
     return {**found, "seconds": round(time.process_time() - start, 1)}
 
 
@@ -201,18 +174,14 @@ def main(names: list[str]) -> None:
     held["versions"] = {
         package: version(package) for package in ("timm", "torch-pruning", "transformers", "torch")
     }
-    for name in [name for name in TIMM if name in (names or TIMM)]:
-        model, inputs = timm_model(name, TIMM[name])
-        held["timm"][name] = {
-            "ours": tried(ours, model, inputs),
-            "theirs": tried(theirs, model, inputs),
-        }
-        print(name, held["timm"][name], flush=True)
-        keep(NAME, held)
-    for name in [name for name in LANGUAGE if name in (names or LANGUAGE)]:
-        held["transformers"][name] = tried(ours, *transformers_model(name))
-        print(name, held["transformers"][name], flush=True)
-        keep(NAME, held)
+
+    def both(name: str) -> Row:
+        given = timm_model(name, TIMM[name])
+        return {"ours": tried(ours, *given), "theirs": tried(theirs, *given)}
+
+    each(NAME, held, "timm", chosen(names, TIMM), both)
+    language = chosen(names, LANGUAGE)
+    each(NAME, held, "transformers", language, lambda n: tried(ours, *transformers_model(n)))
     write(PAGE, NAME, tables(held))
 
 

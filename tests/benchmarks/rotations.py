@@ -18,7 +18,6 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from benchmarks.checkpoint import peak
 from benchmarks.figures import keep, markdown, write
+from benchmarks.measure import alone
 from pathspace.rotations.elements import hadamard
 
 NAME, PAGE = "rotations", "rotations.md"
@@ -86,11 +86,12 @@ def by_hand(model: Any, seed: int = 0) -> nn.Module:
 
     for block in model.model.layers:
         attention, inner = block.self_attn, block.mlp
-        for norm, readers in (
-            (block.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
-            (block.post_attention_layernorm, (inner.up_proj, inner.gate_proj)),
-        ):
-            for reader in readers:
+        readers = {
+            block.input_layernorm: (attention.q_proj, attention.k_proj, attention.v_proj),
+            block.post_attention_layernorm: (inner.up_proj, inner.gate_proj),
+        }
+        for norm, layers in readers.items():
+            for reader in layers:
                 turn(reader.weight, stream, norm.weight)
             norm.weight.fill_(1)
         for writer in (attention.o_proj, inner.down_proj):
@@ -185,16 +186,14 @@ def measured(basis: str | ps.Noise) -> tuple[dict[str, dict[str, float]], dict[s
 def main() -> None:
     rows: dict[str, dict[str, dict[str, float]]] = {text: {} for text in TEXTS}
     costs: dict[str, dict[str, float]] = {}
-    # (each in a process of its own, whose memory is its own)
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for basis in (*BASES, *CHOSEN):
-            name = basis if isinstance(basis, str) else "chosen"
-            found, cost = pool.apply(measured, (basis,))
-            for text in TEXTS:
-                rows[text].setdefault(name, {}).update(found[text])
-            # (of several choices the dearest)
-            costs[name] = max(costs.get(name, cost), cost, key=lambda one: one["processor time, s"])
-            keep(NAME, {"tokens": TOKENS, "rows": rows, "costs": costs})
+    for basis in (*BASES, *CHOSEN):
+        name = basis if isinstance(basis, str) else "chosen"
+        found, cost = alone(measured, basis)
+        for text in TEXTS:
+            rows[text].setdefault(name, {}).update(found[text])
+        # (of several choices the dearest)
+        costs[name] = max(costs.get(name, cost), cost, key=lambda one: one["processor time, s"])
+        keep(NAME, {"tokens": TOKENS, "rows": rows, "costs": costs})
     write(PAGE, NAME, table(rows, costs))
 
 

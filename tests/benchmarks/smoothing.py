@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from zoo.transformers_models import EXPERTS, GROUPED, SMALL, TABLE, WORDS, build, causal
 
 import pathspace as ps
-from benchmarks.figures import keep, load, markdown, write
+from benchmarks.figures import chosen, each, load, markdown, write
 from pathspace.fitting.smoothing import SmoothingPair
 
 Row = dict[str, Any]
@@ -32,19 +32,17 @@ Place = tuple[str, set[int]]
 NAME, PAGE = "smoothing", "channel-figures.md"
 # as many key heads as query heads: the tool leaves out values that several heads read
 EVEN = {**GROUPED, "num_key_value_heads": 4}
-MOE = {
-    **EXPERTS,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
+MOE = {**EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1}
+MOE["first_k_dense_replace"] = 1
 LATENT = {
     **MOE, "head_dim": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
     "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
 }  # fmt: skip
 MIXED = {"mlp_layer_types": ["dense", "sparse"]}
 LISTED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys("Cohere2 Exaone4 Granite Llama Mistral Olmo Olmo3".split(), EVEN),
+    **dict.fromkeys("Phi3 Qwen2 Qwen3 SeedOss".split(), EVEN),
+    **{name: {**EVEN, "sliding_window": 4} for name in ("Gemma2", "Gemma3")},
     "Afmoe": {
         **MOE,
         "num_dense_layers": 0,
@@ -53,28 +51,15 @@ LISTED: dict[str, dict[str, Any]] = {
     },
     "Bloom": {**SMALL, "n_layer": 2, "n_head": 4},
     "Cohere": {**EVEN, "use_qk_norm": False},
-    "Cohere2": EVEN,
     "Cohere2Moe": {**MOE, **MIXED, "intermediate_size": 16, "num_shared_experts": 1},
     "DeepseekV2": LATENT,
     "DeepseekV3": {**LATENT, "first_k_dense_replace": 0},
     "Ernie4_5_Moe": {**MOE, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0},
-    "Exaone4": EVEN,
-    "Gemma2": {**EVEN, "sliding_window": 4},
-    "Gemma3": {**EVEN, "sliding_window": 4},
     "Glm4Moe": {**MOE, "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1},
     "Glm4MoeLite": {**LATENT, **MIXED},
     "GlmMoeDsa": {**LATENT, **MIXED, "index_topk": 4, "index_head_dim": 8, "index_n_heads": 2},
-    "Granite": EVEN,
-    "Llama": EVEN,
-    "Mistral": EVEN,
-    "Olmo": EVEN,
-    "Olmo3": EVEN,
-    "Phi3": EVEN,
-    "Qwen2": EVEN,
     "Qwen2Moe": {**MOE, "shared_expert_intermediate_size": 16},
-    "Qwen3": EVEN,
     "Qwen3Moe": MOE,
-    "SeedOss": EVEN,
 }
 ABSENT = {
     "NanbeigeForCausalLM": "its code is not part of transformers",
@@ -83,20 +68,11 @@ ABSENT = {
     ),
 }
 UNLISTED = (
-    *(
-        "mixtral",
-        "gemma",
-        "gpt_neox",
-        "falcon",
-        "opt",
-        "stablelm",
-        "starcoder2",
-        "phi",
-        "glm4",
-        "nemotron",
-    ),
-    *("olmoe", "olmo2", "smollm3", "granitemoe", "helium", "arcee", "persimmon", "apertus", "mpt"),
-)
+    "mixtral gemma gpt_neox falcon opt stablelm starcoder2 phi glm4 nemotron olmoe olmo2 smollm3"
+    " granitemoe helium arcee persimmon apertus mpt"
+).split()
+# whose recipes are given to the tool
+RECIPES = ("Llama", "Qwen3", "Phi3")
 HALVES = {
     "gate_proj": (0, "gate_up_proj"),
     "up_proj": (1, "gate_up_proj"),
@@ -113,9 +89,7 @@ def model_of(name: str, options: dict[str, Any]) -> tuple[nn.Module, dict[str, A
 
 
 def listed(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """The tool's own mappings for a model, resolved by the tool: layer, and
-    the layers that read it.
-    """
+    """The tool's own mappings for a model: a layer, and the layers that read it."""
     from llmcompressor.modeling.moe.linearize import linearize_moe
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.modifiers.transform.awq.dynamic_mappings import get_layer_mappings_from_model
@@ -133,9 +107,7 @@ def listed(model: nn.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def part(graph: ps.ReductionGraph, name: str, side: str) -> Place:
-    """The parameter that a layer of the tool's model is, and the units it writes
-    (`head`) or reads (`tail`).
-    """
+    """The parameter of a layer, and the units it writes (`head`) or reads (`tail`)."""
     blocks = {block.name: block for block in graph.blocks}
     parent, _, last = name.rpartition(".")
     before, _, number = parent.rpartition(".")
@@ -146,10 +118,8 @@ def part(graph: ps.ReductionGraph, name: str, side: str) -> Place:
         half, table = HALVES[last]
         own = f"{before}.{table}"
         middle = blocks[own].shape[1] // 2 if half is not None else 0
-        index = (
-            int(number),
-            slice(half * middle, (half + 1) * middle) if half is not None else slice(None),
-        )
+        rows = slice(None) if half is None else slice(half * middle, (half + 1) * middle)
+        index = (int(number), rows)
     # (a router may hold its layer)
     own = next((key for key in blocks if key == own or key.startswith(f"{name}.")), "")
     if not own:
@@ -197,15 +167,12 @@ def rescaled(
     return float((after - before).abs().max() / before.abs().max())
 
 
-def measured(name: str, model: nn.Module, inputs: dict[str, Any]) -> Row:
+def measured(model: nn.Module, inputs: dict[str, Any]) -> Row:
     """One architecture: its pairs, and the tool's mappings among them."""
     graph = ps.trace(model, kwargs=inputs)
     pairs = ps.smoothing_pairs(graph)
-    row: Row = {
-        "model": type(model).__name__,
-        "pairs": len(pairs),
-        "exact": sum(pair.exact for pair in pairs),
-    }
+    exact = sum(pair.exact for pair in pairs)
+    row: Row = {"model": type(model).__name__, "pairs": len(pairs), "exact": exact}
     row["change"] = rescaled(model, graph, pairs, inputs)
     more, missed = 0, []
     try:
@@ -217,24 +184,17 @@ def measured(name: str, model: nn.Module, inputs: dict[str, Any]) -> Row:
         readers = [part(graph, reader, "tail") for reader in balance]
         pair = found_by(pairs, writer, readers)
         if pair is None:
-            missed.append(
-                {"layer": smooth, "readers": balance, "reason": why_not(model, graph, smooth)}
-            )
+            reason = why_not(model, graph, smooth)
+            missed.append({"layer": smooth, "readers": balance, "reason": reason})
         elif set(pair.parameters[1]) - {reader for reader, _ in readers}:
             more += 1
-    row |= {
-        "listed": len(own),
-        "found": len(own) - len(missed),
-        "incomplete": more,
-        "missed": missed,
-    }
+    row |= {"listed": len(own), "found": len(own) - len(missed), "incomplete": more}
+    row["missed"] = missed
     return row
 
 
 def accepted(name: str, options: dict[str, Any], length: int = 8) -> Row:
-    """Our recipe, read from its file and applied by the tool to a small model,
-    then quantised by the tool.
-    """
+    """Our recipe, read, applied to a small model and followed by quantisation, by the tool."""
     from llmcompressor import oneshot
     from llmcompressor.modifiers.transform.awq import AWQModifier
     from llmcompressor.pipelines.cache import IntermediatesCache
@@ -287,6 +247,7 @@ def tables(held: Row) -> str:
     own, others, accepted = held["listed"], held["unlisted"], held["accepted"]
     total, found = (sum(row[key] for row in own.values()) for key in ("listed", "found"))
     missed = {f"`{m['layer']}`: {m['reason']}" for row in own.values() for m in row["missed"]}
+    absent = "; ".join(f"`{name}`, {why}" for name, why in held["absent"].items())
     incomplete = sum(row["incomplete"] for row in own.values())
     head = "architecture | mappings listed | found | incomplete | pairs | change"
     keys = ("listed", "found", "incomplete", "pairs")
@@ -294,24 +255,13 @@ def tables(held: Row) -> str:
         [row["model"], *(str(row[key]) for key in keys), f"{row['change']:.0e}"]
         for row in own.values()
     ]
-    more = [
-        [
-            row["model"],
-            str(row["pairs"]),
-            "fails" if "failure" in row else f"{row['found']} of {row['listed']}",
-            f"{row['change']:.0e}",
-        ]
-        for row in others.values()
-    ]
-    taken = [
-        [
-            row["model"],
-            str(row["pairs"]),
-            f"{row['resolved']}, {'the same' if row['same'] else 'others'}",
-            str(row["quantised"]),
-        ]
-        for row in accepted.values()
-    ]
+    more, taken = [], []
+    for row in others.values():
+        found_of = "fails" if "failure" in row else f"{row['found']} of {row['listed']}"
+        more.append([row["model"], str(row["pairs"]), found_of, f"{row['change']:.0e}"])
+    for row in accepted.values():
+        resolved = f"{row['resolved']}, {'the same' if row['same'] else 'others'}"
+        taken.append([row["model"], str(row["pairs"]), resolved, str(row["quantised"])])
     return "\n\n".join(
         [
             (
@@ -320,11 +270,7 @@ def tables(held: Row) -> str:
                 f" found; {incomplete} of them are incomplete in the list."
             ),
             markdown(head, rows),
-            "Not found: "
-            + "; ".join(sorted(missed))
-            + ". Not run: "
-            + "; ".join(f"`{name}`, {why}" for name, why in held["absent"].items())
-            + ".",
+            f"Not found: {'; '.join(sorted(missed))}. Not run: {absent}.",
             (
                 "Architectures that the list lacks, for which the tool falls back on a default that"
                 " fails where names differ:"
@@ -351,34 +297,24 @@ def main(names: list[str]) -> None:
     held = {"listed": {}, "unlisted": {}, "accepted": {}} | load(NAME)
     classes = [name for name in AWQ_MAPPING_REGISTRY if name.endswith("ForCausalLM")]
     assert {f"{name}ForCausalLM" for name in LISTED} | set(ABSENT) == set(classes)
-    held |= {
-        "llmcompressor": __version__,
-        "transformers": transformers.__version__,
-        "absent": ABSENT,
-    }
-    for name, options in LISTED.items():
-        if name in (names or LISTED):
-            held["listed"][name] = measured(name, *model_of(name, options))
-            print(name, held["listed"][name], flush=True)
-            keep(NAME, held)
-    for name in UNLISTED:
-        if name in (names or UNLISTED):
-            config, ending, options, inputs = TABLE[name]
-            if "moe_intermediate_size" in options:
-                # (one of both sizes is used by the model, the other by the tool)
-                options = {**options, "intermediate_size": options["moe_intermediate_size"]}
-            torch.manual_seed(0)
-            model, given = build(config, ending, options, inputs)
-            assert type(model).__name__ not in classes
-            held["unlisted"][name] = measured(name, model.eval(), given)
-            print(name, held["unlisted"][name], flush=True)
-            keep(NAME, held)
-    for name in ("Llama", "Qwen3", "Phi3"):
-        if f"recipe:{name}" in (names or [f"recipe:{name}"]):
-            held["accepted"][name] = accepted(name, LISTED[name])
-            print(name, held["accepted"][name], flush=True)
-            keep(NAME, held)
+    versions = {"llmcompressor": __version__, "transformers": transformers.__version__}
+    held |= {**versions, "absent": ABSENT}
 
+    def unlisted(name: str) -> Row:
+        config, ending, options, inputs = TABLE[name]
+        if "moe_intermediate_size" in options:
+            # (one of both sizes is used by the model, the other by the tool)
+            options = {**options, "intermediate_size": options["moe_intermediate_size"]}
+        torch.manual_seed(0)
+        model, given = build(config, ending, options, inputs)
+        assert type(model).__name__ not in classes
+        return measured(model.eval(), given)
+
+    own, others = chosen(names, LISTED), chosen(names, UNLISTED)
+    each(NAME, held, "listed", own, lambda name: measured(*model_of(name, LISTED[name])))
+    each(NAME, held, "unlisted", others, unlisted)
+    recipes = [name for name in RECIPES if f"recipe:{name}" in names or not names]
+    each(NAME, held, "accepted", recipes, lambda name: accepted(name, LISTED[name]))
     write(PAGE, NAME, tables(held))
 
 

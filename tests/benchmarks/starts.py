@@ -32,9 +32,7 @@ USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 @dataclass(frozen=True)
 class Start:
-    """A contender; ``bound`` is the largest multiplier, ``rates`` the learning
-    rates it may choose from.
-    """
+    """A contender with its largest multiplier and the learning rates it may choose from."""
 
     label: str
     path_space: bool
@@ -44,21 +42,12 @@ class Start:
     rates: tuple[float, ...] = USUAL
 
 
+MAGNITUDE = "default, largest-magnitude skeleton"
 STARTS = (
     Start("unit skeleton, G-SGD", True, unit=True),
     Start("default, G-SGD with `max_multiplier=1`", True, bound=1.0),
-    Start(
-        "default, largest-magnitude skeleton and `max_multiplier=1`",
-        True,
-        rule="magnitude",
-        bound=1.0,
-    ),
-    Start(
-        "default, largest-magnitude skeleton alone",
-        True,
-        rule="magnitude",
-        rates=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1),
-    ),
+    Start(f"{MAGNITUDE} and `max_multiplier=1`", True, rule="magnitude", bound=1.0),
+    Start(f"{MAGNITUDE} alone", True, rule="magnitude", rates=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1)),
     Start("default, G-SGD with nothing done", True, rates=(1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)),
     Start("unit skeleton, SGD on weights", False, unit=True),
     Start("default, SGD on weights", False),
@@ -113,17 +102,9 @@ def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> lis
         }
         chosen = min(runs, key=lambda lr: sum(valid for valid, _ in runs[lr]))
         found = [1 - test for _, test in runs[chosen]]
-        rows.append(
-            {
-                "start": start.label,
-                "rates": list(start.rates),
-                "lr": chosen,
-                "valid_error": {
-                    f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()
-                },
-                "test_accuracy": found,
-            }
-        )
+        errors_at = {f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()}
+        row = {"start": start.label, "rates": list(start.rates), "lr": chosen}
+        rows.append({**row, "valid_error": errors_at, "test_accuracy": found})
     return rows
 
 
@@ -134,12 +115,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in sorted(rows, key=lambda row: -sum(row["test_accuracy"])):
         found = row["test_accuracy"]
         edge = " (end of its grid)" if row["lr"] in (row["rates"][0], row["rates"][-1]) else ""
-        lines.append(
-            [
-                *(row["start"], t_interval(found).show(".3f"), f"{min(found):.3f}"),
-                f"{row['lr']:g}{edge}",
-            ]
-        )
+        middle, worst = t_interval(found).show(".3f"), f"{min(found):.3f}"
+        lines.append([row["start"], middle, worst, f"{row['lr']:g}{edge}"])
     return markdown(head, lines, texts=4)
 
 
@@ -167,13 +144,8 @@ def main(
     print(table(rows))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        about = {
-            "task": "digits-rows",
-            "seeds": seeds,
-            "epochs": epochs,
-            "batch": batch,
-            "torch": torch.__version__,
-        }
+        about = {"task": "digits-rows", "seeds": seeds, "epochs": epochs, "batch": batch}
+        about["torch"] = torch.__version__
         json_file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -54,15 +54,8 @@ class StepTimes(TrainerCallback):  # type: ignore[misc]
 def trained(data: Any, steps: int, watched: bool, **options: Any) -> tuple[float, Any, list[float]]:
     """Seconds of a run, what the callback has seen, and the seconds of every step."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=128,
-        n_positions=LENGTH,
-        n_embd=128,
-        n_layer=4,
-        n_head=4,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    sizes = {"vocab_size": 128, "n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
     callback, times = transformers_callback(**options), StepTimes()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -80,9 +73,7 @@ def trained(data: Any, steps: int, watched: bool, **options: Any) -> tuple[float
 
 
 def step_costs(data: Any, steps: int = 48, every: int = 4) -> dict[str, float]:
-    """What a measured step takes more than its neighbours, once the model is
-    traced, and what tracing takes.
-    """
+    """What a measured step takes more than its neighbours, and what tracing takes."""
     _, watch, seconds = trained(data, steps, True, every=every, structure=True)
     plain = [t for step, t in enumerate(seconds, 1) if not watch.due(step)]
     full = [t for step, t in enumerate(seconds, 1) if step > every and watch.due(step)]

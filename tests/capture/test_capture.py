@@ -6,9 +6,12 @@ import copy
 import importlib.util
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cases import network
+from rescaled import traced
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
@@ -61,31 +64,16 @@ def test_recurrent_layers_keep_their_weights() -> None:
     assert rnn(torch.randn(4, 1, 2))[0].shape == (4, 1, 3)
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
-        if y.sum() > 0:
-            return y
-        return -y
+def branching(net: Any, x: Tensor) -> Tensor:
+    y = net.layer(x)
+    if y.sum() > 0:
+        return y
+    return -y
 
 
-class Keyword(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        hidden = torch.relu(self.first(x)) * scale
-        return {"both": (self.second(hidden), self.second(2 * hidden))}
-
-
-class Covariance(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cov(x)
+def scaled(net: Any, x: Tensor, *, scale: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    hidden = torch.relu(net.first(x)) * scale
+    return {"both": (net.second(hidden), net.second(2 * hidden))}
 
 
 class Holding(nn.Module):
@@ -119,7 +107,8 @@ class Holding(nn.Module):
 
 
 def test_keyword_inputs_and_nested_outputs() -> None:
-    graph = ps.trace(Keyword(), torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
+    model = network(scaled, first=nn.Linear(3, 4), second=nn.Linear(4, 2))
+    graph = ps.trace(model, torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
     assert (graph.num_weights, graph.num_units) == (26, 4)
 
 
@@ -129,8 +118,16 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (nn.Linear(3, 3), (torch.randn(2, 4),), "2x4:float32"),
         (nn.Linear(3, 3), (torch.ones(2, 3, dtype=torch.long),), "int64"),
         (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
-        (Branching(), (torch.randn(2, 3),), "capture/test_capture.py:"),
-        (Covariance(), (torch.randn(2, 3),), "depends on the values of tensors"),
+        (
+            network(branching, layer=nn.Linear(3, 3)),
+            (torch.randn(2, 3),),
+            "capture/test_capture.py:",
+        ),
+        (
+            network(lambda net, x: torch.cov(x)),
+            (torch.randn(2, 3),),
+            "depends on the values of tensors",
+        ),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "that it was made of"),
         pytest.param(
@@ -154,10 +151,7 @@ def test_failures_are_one_sentence(
 @pytest.mark.parametrize("kind", ["sparse", "sparse, made", "8-bit"])
 def test_constants_of_any_storage_are_constants(kind: str) -> None:
     model, x = Holding(kind), torch.randn(4, 3)
-    graph, before = ps.trace(model, x), model(x)
-    assert graph.num_units == 4 and not graph.pinned
-    ps.rescale_(model, graph, torch.randn(4, dtype=torch.float64))
-    assert torch.allclose(model(x), before, atol=1e-5)
+    assert not traced(model, x, units=4, within=1e-5).pinned
 
 
 def test_batch_norms_that_average_all_batches_are_traced() -> None:
@@ -167,21 +161,6 @@ def test_batch_norms_that_average_all_batches_are_traced() -> None:
     certificate = ps.verify(model, torch.randn(5, 3))
     assert certificate.holds and certificate.units == 8
     assert model[1].momentum is None and model[1].num_batches_tracked == 0
-
-
-def test_products_over_no_elements_are_zero() -> None:
-    class Empty(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-            self.down, self.up = nn.Parameter(torch.zeros(4, 0)), nn.Parameter(torch.zeros(0, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            h = torch.relu(self.a(x))
-            return self.b(h) + h @ self.down @ self.up + (self.down @ self.up).sum()
-
-    graph = ps.trace(Empty(), torch.randn(5, 3))
-    assert graph.num_units == 4 and graph.num_weights == 26 and not graph.pinned
 
 
 def test_only_modules_are_traced() -> None:

@@ -1,18 +1,17 @@
-"""What is written into memory that has several names is seen under all of them; memory of
-two parameters is refused.
-"""
+"""What is written into memory with several names is seen under all of them."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import cases
 import pytest
 import torch
+from cases import network
+from rescaled import change, traced
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -89,26 +88,13 @@ UNITS = {
 }  # fmt: skip
 
 
-@torch.no_grad()
-def changed_by_rescaling(model: nn.Module, x: Tensor) -> float:
-    """The relative change of the outputs under scales up to 4096, run as written."""
-    graph = ps.trace(model, x)
-    phi = math.log(2.0) * torch.randint(-12, 13, (graph.num_units,)).double()
-    before, twin = model(x), ps.rescale_(copy.deepcopy(model), graph, phi)
-    return float((twin(x) - before).abs().max() / before.abs().max())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("function", UNITS, ids=lambda function: function.__name__)
 def test_what_is_written_is_seen_under_every_name(function: Callable[[Tensor], Tensor]) -> None:
-    torch.manual_seed(0)
-    model, x = Written(function).double(), torch.randn(5, 3).double()
-    assert ps.trace(model, x).num_units == UNITS[function]
-    assert changed_by_rescaling(model, x) < 1e-12
+    traced(Written(function).double(), torch.randn(5, 3).double(), units=UNITS[function])
 
 
 def test_numbers_in_place_of_nan_are_constants() -> None:
-    torch.manual_seed(0)
     x = torch.cat([torch.randn(4, 3), -torch.ones(2, 3)]).double()
     # (a quotient may be infinite, in whose place the largest number would
     # stand: a constant as well)
@@ -118,33 +104,13 @@ def test_numbers_in_place_of_nan_are_constants() -> None:
                 h.relu() * (h.relu() / h.relu()), nan=nan, posinf=0.0, neginf=0.0
             )
         ).double()
-        assert ps.trace(model, x).num_units == units
-        assert changed_by_rescaling(model, x) < 1e-12
+        traced(model, x, units=units)
 
 
 def test_a_mean_that_is_not_filled_yet_is_no_mask() -> None:
     model, x = Written(lambda h: F.relu(h) - model.center).double(), torch.randn(5, 3).double()
     model.register_buffer("center", torch.zeros(1, 4).double())
     assert ps.trace(model, x).num_units == 0
-
-
-@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (4, 4), (5, 3), (1, 1)])
-def test_transposed_convolutions_with_one_tap_per_output(kernel: int, stride: int) -> None:
-    torch.manual_seed(0)
-    decoder = nn.Sequential(
-        *(
-            nn.Linear(3, 8),
-            nn.ReLU(),
-            nn.Unflatten(1, (2, 2, 2)),
-            nn.ConvTranspose2d(2, 3, kernel, stride),
-        ),
-        *(nn.ReLU(), nn.Conv2d(3, 1, 1)),
-    ).double()
-    x = torch.randn(4, 3).double()
-    graph = ps.trace(decoder, x)
-    assert graph.num_units == 5 and not graph.pinned
-    assert changed_by_rescaling(decoder, x) < 1e-12
-    assert ps.verify(decoder, x).holds
 
 
 def test_parameters_in_the_same_memory_are_refused() -> None:
@@ -158,19 +124,6 @@ def test_parameters_in_the_same_memory_are_refused() -> None:
     assert ps.trace(model, torch.randn(2, 4)).num_weights == 16 + 8
 
 
-@dataclass
-class Answer:
-    scores: Tensor
-
-
-def test_outputs_may_be_dataclasses() -> None:
-    class Asked(nn.Linear):
-        def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
-            return Answer(super().forward(x))
-
-    assert ps.trace(Asked(3, 2), torch.randn(4, 3)).num_weights == 8
-
-
 def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     layers = nn.TransformerEncoder(
@@ -181,50 +134,100 @@ def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("factor", [1, 0.5])
 def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -> None:
-    class Halved(nn.Module):
-        """Divides its weights by a power of two, as language models do before they
-        compute in half precision.
-        """
+    """As language models do before they compute in half precision."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            net.b.weight.mul_(factor)
+        return net.b(net.a(x).relu())
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                self.b.weight.mul_(factor)
-            return self.b(self.a(x).relu())
-
-    torch.manual_seed(0)
     x = torch.randn(5, 3).double()
-    certificate = ps.verify(Halved().double(), x, upper_bound=True)
+    model = cases.network(forward, a=nn.Linear(3, 4), b=nn.Linear(4, 2)).double()
+    certificate = ps.verify(copy.deepcopy(model), x, upper_bound=True)
     assert certificate.holds and certificate.units == certificate.units_at_most == 4
-    model = Halved().double()
-    twin = ps.rescale_(copy.deepcopy(model), ps.trace(model, x), torch.randn(4).double())
-    assert torch.allclose(model(x), twin(x), rtol=1e-12) and torch.allclose(
-        model(x), twin(x), rtol=1e-12
-    )
+    assert change(model, ps.trace(model, x), x, x) < 1e-12
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_kernel_along_one_axis_leaves_scales_along_the_other(groups: int) -> None:
-    class Heads(nn.Module):
-        """A kernel over time for each head, the same for all of the head's features."""
+    """A kernel over time for each head, the same for all of the head's features."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
-            self.along = nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=groups, bias=False)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        heads = net.a(x).unflatten(-1, (2, 3)).transpose(1, 2)
+        return net.b((heads + net.along(heads)).relu().transpose(1, 2).flatten(2))
 
-        def forward(self, x: Tensor) -> Tensor:
-            heads = self.a(x).unflatten(-1, (2, 3)).transpose(1, 2)
-            return self.b((heads + self.along(heads)).relu().transpose(1, 2).flatten(2))
-
-    torch.manual_seed(0)
-    model, x = Heads().double(), torch.randn(4, 5, 3).double()
-    certificate = ps.verify(model, x, upper_bound=True)
+    along = nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=groups, bias=False)
+    model = cases.network(forward, a=nn.Linear(3, 6), b=nn.Linear(6, 2), along=along).double()
+    x = torch.randn(4, 5, 3).double()
     # heads that are mixed share the scale of each feature, up to one factor for each head
-    assert certificate.holds and certificate.units == certificate.units_at_most == (
-        6 if groups == 2 else 4
+    traced(model, x, units=6 if groups == 2 else 4)
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most
+
+
+# --- numbers of parameters and statistics that code also reads in another way
+
+
+def holding(read: Callable[[Any, Tensor], Tensor], hold: str) -> Any:
+    """Two linear maps around a batch norm, and tensors that are held beside them."""
+    model = network(
+        lambda net, x: read(net, net.last(torch.relu(net.norm(net.first(x))))),
+        first=nn.Linear(3, 4),
+        norm=nn.BatchNorm1d(4),
+        last=nn.Linear(4, 2),
     )
-    assert changed_by_rescaling(model, x) < 1e-12
+    model.norm.running_mean.normal_()
+    if hold == "weight as a buffer":
+        model.register_buffer("beside", model.last.weight.detach()[:, :3])
+    elif hold == "weight":
+        model.beside = model.last.weight.data
+    elif hold == "statistic":
+        model.beside = model.norm.running_var.view(2, 2)
+    return model.eval()
+
+
+def mean(model: Any, y: Tensor) -> Tensor:
+    return y * model.norm.running_mean[0].item()
+
+
+def branch(model: Any, y: Tensor) -> Tensor:
+    return y if model.norm.running_mean[1] > 0 else y + 1
+
+
+def beside(model: Any, y: Tensor) -> Tensor:
+    return y + model.beside.sum()
+
+
+def beside_in_an_export(model: Any, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return y + model.beside.sum()
+
+
+def number_beside(model: Any, y: Tensor) -> Tensor:
+    return y * model.beside[0, 0].item()
+
+
+CASES = {
+    "mean": (mean, ""),
+    "branch": (branch, ""),
+    "statistic": (beside, "statistic"),
+    "statistic, number": (number_beside, "statistic"),
+    "statistic, exported": (beside_in_an_export, "statistic"),
+    "weight": (beside, "weight"),
+    "weight, number": (number_beside, "weight"),
+    "weight, exported": (beside_in_an_export, "weight"),
+    "weight as a buffer": (beside, "weight as a buffer"),
+    "weight as a buffer, exported": (beside_in_an_export, "weight as a buffer"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_read_outside_of_its_layer_is_not_rescaled(name: str) -> None:
+    model, x = holding(*CASES[name]), torch.randn(5, 3)
+    graph, before = ps.trace(model, x), model(x)
+    ps.rescale_(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    assert torch.allclose(model(x), before, rtol=1e-4, atol=1e-4)
+    # the channels of the norm, or the units behind it
+    assert graph.num_units == 4
+    told = [pin for pin in graph.pinned if "last.weight" in pin.parameters]
+    assert bool(told) == name.startswith("weight")

@@ -1,173 +1,152 @@
-"""Numbers that code reads from buffers: constants as long as the same call does not write them."""
+"""Numbers that code reads from buffers, and rows that data choose."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import mlp, network
+from rescaled import change, traced
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.diagnostics import MarkovChain, degeneracy, report
 
 
-class Codec(nn.Module):
+def holding(
+    forward: Callable[[Any, Tensor], Tensor],
+    inputs: int = 3,
+    units: int = 4,
+    hidden: int | None = None,
+    **buffers: Tensor,
+) -> Any:
+    """Two layers, buffers, and code of one's own."""
+    layers = {"a": nn.Linear(inputs, units), "b": nn.Linear(hidden or units, 2)}
+    model = network(forward, **layers)
+    for name, buffer in buffers.items():
+        model.register_buffer(name, buffer.clone())
+    return model
+
+
+def codec(net: Any, x: Tensor) -> Tensor:
     """A convolution that computes its padding from buffers, as audio codecs do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Conv1d(2, 4, 5, stride=2), nn.Conv1d(4, 3, 1)
-        self.register_buffer("stride", torch.tensor(2))
-        self.register_buffer("kernel", torch.tensor(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = self.kernel - self.stride
-        frames = torch.ceil((x.shape[-1] - self.kernel + total) / self.stride + 1).long() - 1
-        more = frames * self.stride + self.kernel - total - x.shape[-1]
-        left = total // 2
-        assert max(left, total - left + more) >= more
-        return self.leave(torch.relu(self.enter(nn.functional.pad(x, (left, total - left + more)))))
+    total = net.kernel - net.stride
+    frames = torch.ceil((x.shape[-1] - net.kernel + total) / net.stride + 1).long() - 1
+    more = frames * net.stride + net.kernel - total - x.shape[-1]
+    left = total // 2
+    assert max(left, total - left + more) >= more
+    h = torch.nn.functional.pad(x, (left, total - left + more))
+    return net.leave(torch.relu(net.enter(h)))
 
 
 @pytest.mark.parametrize("length", [7, 8, 11])
 def test_padding_that_follows_from_buffers_is_followed(length: int) -> None:
-    model, x = Codec().double(), torch.randn(2, 2, length, dtype=torch.float64)
-    graph = ps.trace(model, x)
-    assert graph.num_units == 4 and not graph.pinned
+    model = network(codec, enter=nn.Conv1d(2, 4, 5, stride=2), leave=nn.Conv1d(4, 3, 1)).double()
+    model.register_buffer("stride", torch.tensor(2))
+    model.register_buffer("kernel", torch.tensor(5))
+    x = torch.randn(2, 2, length).double()
+    graph = traced(model, x, units=4)
+    assert not graph.pinned
     (result,) = graph.captured.graph.graph.find_nodes(op="output")[0].args[0]
     assert result.meta["val"].shape == model(x).shape
-    twin = copy.deepcopy(model)
-    ps.rescale_(twin, graph, torch.randn(4, dtype=torch.float64))
-    for given in (x, torch.cat([x, x], -1)[..., :-1]):
-        assert torch.allclose(twin(given), model(given))
+    assert change(model, graph, torch.cat([x, x], -1)[..., :-1]) < 1e-9
 
 
-class Scaled(nn.Module):
+def scaled(net: Any, x: Tensor) -> Tensor:
     """Sets its scale from the first batch, and notes that it has."""
-
-    def __init__(self, done: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.scale = nn.Parameter(torch.ones(4))
-        self.register_buffer("done", torch.tensor(done, dtype=torch.uint8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        if self.done.item() == 0:
-            with torch.no_grad():
-                self.scale.copy_(1 / h.std(0))
-                self.done.fill_(1)
-        return self.b(torch.relu(h * self.scale))
+    h = net.a(x)
+    if net.done.item() == 0:
+        with torch.no_grad():
+            net.scale.copy_(1 / h.std(0))
+            net.done.fill_(1)
+    return net.b(torch.relu(h * net.scale))
 
 
 def test_a_start_that_depends_on_data_is_traced_once_it_is_over() -> None:
-    x = torch.randn(5, 3)
+    model, x = holding(scaled, done=torch.tensor(0, dtype=torch.uint8)), torch.randn(5, 3)
+    model.scale = nn.Parameter(torch.ones(4))
     with pytest.raises(ps.CaptureError, match="depends on the values of tensors"):
-        ps.trace(Scaled(0), x)
-    assert ps.trace(Scaled(1), x).num_units == 8
+        ps.trace(model, x)
+    model.done.fill_(1)
+    assert ps.trace(model, x).num_units == 8
 
 
-class Counter(nn.Module):
-    """Decides by a buffer, in ways in which the call itself changes it."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.a, self.b, self.how = nn.Linear(3, 4), nn.Linear(4, 2), how
-        self.count: Tensor
-        self.register_buffer("count", torch.tensor(3))
-
-    def number(self) -> int:
-        count = self.count
-        if self.how == "set":
-            self.count = count + 1
-        elif self.how == "written by a view":
-            count.view(-1).add_(1)
-            return int(count)
-        elif self.how == "written later by a view":
-            found = int(count)
-            count.view(-1).add_(1)
-            return found
-        elif self.how == "drawn":
-            return int(torch.randint_like(count, 9))
-        elif self.how != "constant":
-            doubled = count * 2
-            if self.how == "written first":
-                count += 1
-            found = int(doubled // 2 if self.how == "derived" else count)
-            if self.how != "written first":
-                count += 1
-            return found
-        return int(count)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        return self.b(torch.relu(h) if self.number() % 2 else torch.tanh(h))
+def written_first(net: Any) -> int:
+    net.count += 1
+    return int(net.count)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "written first",
-        "written later",
-        "written by a view",
-        "written later by a view",
-        "derived",
-        "set",
-        "drawn",
-    ],
-)
-def test_numbers_that_differ_from_call_to_call_are_refused(how: str) -> None:
-    model = Counter(how)
+def written_later(net: Any) -> int:
+    found = int(net.count)
+    net.count.view(-1).add_(1)
+    return found
+
+
+def derived(net: Any) -> int:
+    doubled = net.count * 2
+    net.count += 1
+    return int(doubled // 2)
+
+
+def replaced(net: Any) -> int:
+    count = net.count
+    net.count = count + 1
+    return int(count)
+
+
+def drawn(net: Any) -> int:
+    return int(torch.randint_like(net.count, 9))
+
+
+def counting(number: Callable[[Any], int]) -> Any:
+    """Decides by a buffer, which the call may change."""
+    return holding(
+        lambda net, x: net.b(torch.relu(net.a(x)) if number(net) % 2 else torch.tanh(net.a(x))),
+        count=torch.tensor(3),
+    )
+
+
+@pytest.mark.parametrize("number", [written_first, written_later, derived, replaced, drawn])
+def test_numbers_that_differ_from_call_to_call_are_refused(number: Callable[[Any], int]) -> None:
+    model = counting(number)
     with pytest.raises(ps.CaptureError, match="depends on the values of tensors"):
         ps.trace(model, torch.randn(2, 3))
     assert model.count == 3
 
 
 def test_numbers_that_stay_are_read() -> None:
-    assert ps.trace(Counter("constant"), torch.randn(2, 3)).num_units == 4
+    assert ps.trace(counting(lambda net: int(net.count)), torch.randn(2, 3)).num_units == 4
 
 
-class Listed(nn.Module):
-    """Goes through a mask of its own, or through numbers made in forward."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        mask = torch.tensor([True, False, True])
-        if how == "buffer":
-            self.register_buffer("mask", mask)
-        else:
-            self.mask = mask if how == "attribute" else None
-        self.a, self.b = nn.Linear(2, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = torch.arange(3) % 2 == 0 if self.mask is None else self.mask
-        chosen = [x[:, i] for i, wanted in enumerate(mask) if wanted]
-        return self.b(torch.relu(self.a(torch.stack(chosen, 1))))
+CHOSEN = torch.tensor([True, False, True])
 
 
-@pytest.mark.parametrize("how", ["buffer", "attribute", "made"])
-def test_loops_over_numbers_that_stay_are_followed(how: str) -> None:
-    graph = ps.trace(Listed(how), torch.randn(5, 3))
+@pytest.mark.parametrize("mask", [None, CHOSEN, lambda: torch.arange(3) % 2 == 0])
+def test_loops_over_numbers_that_stay_are_followed(mask: Any) -> None:
+    """A mask that is a buffer, one from outside, or one made in forward."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        own = net.mask if mask is None else mask() if callable(mask) else mask
+        chosen = [x[:, i] for i, wanted in enumerate(own) if wanted]
+        return net.b(torch.relu(net.a(torch.stack(chosen, 1))))
+
+    graph = ps.trace(holding(forward, inputs=2, mask=CHOSEN), torch.randn(5, 3))
     assert graph.num_units == 4 and not graph.pinned
 
 
-class Acting(nn.Module):
+def acting(net: Any, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """An actor, whose distribution checks what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actor = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        chances = torch.distributions.Categorical(logits=self.actor(x))
-        return chances.log_prob(action), chances.entropy()
+    chances = torch.distributions.Categorical(logits=net.actor(x))
+    return chances.log_prob(action), chances.entropy()
 
 
 def test_checks_of_distributions_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     # (torch.compile switches them off for good)
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    model, given = Acting(), (torch.randn(5, 4), torch.randint(0, 3, (5,)))
+    model = network(acting, actor=mlp(4, 8, 3))
+    given = torch.randn(5, 4), torch.randint(0, 3, (5,))
     assert ps.trace(model, *given).num_units == 8 and ps.verify(model, *given).holds
     with pytest.raises(ValueError, match="within the support"):
         model(given[0], torch.full((5,), 7))
@@ -183,40 +162,97 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class Masked(nn.Module):
+def masked(name: str, writes: bool = False) -> Any:
     """Features picked by a mask that is a buffer, which a call may write."""
+    pick = MASKS[name]
 
-    def __init__(self, name: str, writes: bool = False) -> None:
-        super().__init__()
-        self.pick, self.writes = MASKS[name], writes
-        self.register_buffer("mask", MASK.clone())
-        self.a = nn.Linear(3, 40)
-        self.b = nn.Linear(self.pick(torch.zeros(1, 40), self.mask).shape[1], 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.b(self.pick(torch.relu(self.a(x)), self.mask))
-        if self.writes:
-            self.mask.copy_(self.mask.flip(0))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.b(pick(torch.relu(net.a(x)), net.mask))
+        if writes:
+            net.mask.copy_(net.mask.flip(0))
         return y
+
+    hidden = pick(torch.zeros(1, 40), MASK).shape[1]
+    return holding(forward, units=40, hidden=hidden, mask=MASK).double()
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_features_picked_by_a_known_mask_have_their_units(name: str) -> None:
-    model, x = Masked(name).double(), torch.randn(5, 3, dtype=torch.float64)
-    certificate = ps.verify(model, x)
-    assert certificate.holds, certificate
-    picked = model.pick(torch.arange(40.0)[None], MASK).unique().numel()
+    model, x = masked(name), torch.randn(5, 3).double()
+    picked = MASKS[name](torch.arange(40.0)[None], MASK).unique().numel()
     # (of the sum with its reverse, two features share a unit)
     picked = 13 if name == "repeated" else picked
-    assert certificate.units == picked
-    graph = ps.trace(model, x)
-    assert not graph.pinned and graph.num_units == picked
+    assert not traced(model, x, units=picked).pinned
+    assert ps.verify(model, x).holds
 
 
 def test_a_mask_that_the_call_writes_is_not_relied_on() -> None:
-    model, x = Masked("columns", writes=True), torch.randn(5, 3)
-    graph = ps.trace(model, x)
-    twin = copy.deepcopy(model)
-    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
-    for _ in range(2):
-        assert torch.allclose(twin(x), model(x), atol=1e-5)
+    model, x = masked("columns", writes=True), torch.randn(5, 3).double()
+    assert change(model, ps.trace(model, x), x, x) < 1e-9
+
+
+# --- rows that data choose: by masks, by positions of what is not zero, by the values they hold
+
+
+Use = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def written(model: Any, x: Tensor, m: Tensor) -> Tensor:
+    out = torch.zeros(len(x), 2, dtype=x.dtype)
+    out[m] = model.b(model.a(x).relu()[m])
+    return out
+
+
+def moved(model: Any, x: Tensor, m: Tensor) -> Tensor:
+    x, other = x.clone(), x.flip(0)
+    x[m] = other[m]
+    return model.b(model.a(x).relu())
+
+
+def own(model: Any, x: Tensor, _: Tensor) -> Tensor:
+    h = model.a(x).relu()
+    return model.b(h[h[:, 0] > 0])
+
+
+# use, whether its path norm counts all rows that may be chosen
+USES: dict[str, tuple[Use, bool]] = {
+    "rows of the input": (lambda f, x, m: f.b(f.a(x[m]).relu()), True),
+    "rows written": (written, True),
+    "rows moved": (moved, True),
+    "rows of the output": (lambda f, x, m: f.b(f.a(x).relu())[m].mean(0), True),
+    "their largest": (lambda f, x, m: f.b(f.a(x).relu()[m].amax(0)), True),
+    "by own values": (own, True),
+    "positions": (lambda f, x, m: f.b(f.a(x).relu())[m.nonzero()[:, 0]], False),
+    "positions by where": (lambda f, x, m: f.b(f.a(x).relu()[torch.where(m)[0]]).sum(0), False),
+}
+
+
+def choosing(use: str) -> nn.Module:
+    """A function of the input and of a mask that it gives."""
+    return network(
+        lambda net, x: USES[use][0](net, x, x[..., 0] > 0), a=nn.Linear(3, 8), b=nn.Linear(8, 2)
+    ).double()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES)
+def test_models_that_choose_rows_have_their_units(use: str) -> None:
+    model, x = choosing(use), torch.randn(6, 3, dtype=torch.float64)
+    graph = traced(model, x, units=8)
+    assert not graph.pinned and change(model, graph, torch.randn(9, 3).double()) < 1e-9
+    assert ps.verify(model, x).holds
+    groups = ps.channels(model, x)
+    # (the channel that decides stays)
+    kept = 4 + (use == "by own values")
+    assert sum(p.numel() for p in groups.remove(keep=0.5).parameters()) == kept * (3 + 1 + 2) + 2
+    assert report(model, x) and degeneracy(model, x).rank and not len(MarkovChain.trace(model, x))
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_path_norm_counts_every_row_or_is_refused(use: str) -> None:
+    model, x = choosing(use), torch.randn(6, 3, dtype=torch.float64)
+    if USES[use][1]:
+        assert ps.path_norm(model, x, batch_dim=None) > 1
+    else:
+        with pytest.raises(ps.UnsupportedError, match="how many positions there are"):
+            ps.path_norm(model, x, batch_dim=None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -14,68 +16,58 @@ from pathspace.models.running import evaluate
 from pathspace.models.walk import module_at, unregistered_modules
 
 
-class BlocksInAList(nn.Module):
-    """Blocks in a plain list, their parameters in a list of torch's."""
+def listed(blocks: Any, own: Callable[[Any], Any]) -> Any:
+    """Blocks in a plain list or dictionary, their parameters in a list of torch's."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = [nn.Linear(3, 4), nn.Linear(4, 4)]
-        self.held = nn.ParameterList([p for block in self.blocks for p in block.parameters()])
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        for block in own(net):
             x = torch.relu(block(x))
-        return self.head(x)
+        return net.head(x)
+
+    model = network(forward, blocks=blocks, head=nn.Linear(4, 2))
+    model.held = nn.ParameterList([p for block in own(model) for p in block.parameters()])
+    return model
 
 
-class BlocksInADictionary(BlocksInAList):
+def blocks_in_a_list() -> Any:
+    return listed([nn.Linear(3, 4), nn.Linear(4, 4)], lambda net: net.blocks)
+
+
+def blocks_in_a_dictionary() -> Any:
     """A dictionary with tuples, and a block inside a block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = {"first": (nn.Sequential(nn.Linear(3, 4)), nn.Linear(4, 4))}  # type: ignore[assignment]
-        self.held = nn.ParameterList([p for b in self.blocks["first"] for p in b.parameters()])  # type: ignore[call-overload]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks["first"]:  # type: ignore[call-overload]
-            x = torch.relu(block(x))
-        return self.head(x)
+    blocks = {"first": (nn.Sequential(nn.Linear(3, 4)), nn.Linear(4, 4))}
+    return listed(blocks, lambda net: net.blocks["first"])
 
 
-class TensorsInAList(nn.Module):
+def tensors_in_a_list() -> Any:
     """Weights that ``forward`` reads from a list."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = (nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(2, 4)))
-        self.read = [self.first, {"second": (self.second,)}]
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return torch.relu(x @ net.read[0].T) @ net.read[1]["second"][0].T
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x @ self.read[0].T) @ self.read[1]["second"][0].T  # type: ignore[call-overload,union-attr,index]
+    first, second = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(2, 4))
+    return network(forward, first=first, second=second, read=[first, {"second": (second,)}])
 
 
-class NamesOfMethods(nn.Module):
+def names_of_methods() -> Any:
     """Modules under names of methods of ``nn.Module``."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        layers = nn.ModuleList([nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)])
-        self.add_module("modules_", layers)
-        self._modules["modules"] = self._modules.pop("modules_")
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, norm, second = self._modules["modules"]  # type: ignore[misc]
+    def forward(net: Any, x: Tensor) -> Tensor:
+        first, norm, second = net._modules["modules"]
         return second(torch.relu(norm(first(x))))
+
+    model = network(forward)
+    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)]
+    model._modules["modules"] = nn.ModuleList(layers)
+    return model
 
 
 EVERY = pytest.mark.parametrize(
-    "make", [BlocksInAList, BlocksInADictionary, TensorsInAList, NamesOfMethods]
+    "make", [blocks_in_a_list, blocks_in_a_dictionary, tensors_in_a_list, names_of_methods]
 )
 
 
 def example(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
-    torch.manual_seed(0)
     return make().eval(), torch.randn(5, 3)
 
 
@@ -110,17 +102,15 @@ def test_removal_gives_what_masking_gives(make: Callable[[], nn.Module]) -> None
 
 
 def test_what_no_optimizer_trains_is_said() -> None:
-    model, x = example(BlocksInAList)
+    model, x = example(blocks_in_a_list)
     del model.held
-    with pytest.warns(
-        UserWarning, match=r"BlocksInAList holds modules .* blocks\[0\], blocks\[1\];"
-    ):
+    with pytest.warns(UserWarning, match=r"Network holds modules .* blocks\[0\], blocks\[1\];"):
         graph = ps.trace(model, x)
     assert set(graph.parameters) == {"head.weight", "head.bias"}
 
 
 def test_nothing_is_said_of_modules_that_are_registered_or_not_run() -> None:
-    model, x = example(BlocksInAList)
+    model, x = example(blocks_in_a_list)
     model.teacher = [nn.Linear(3, 2)]  # type: ignore[assignment]
     model.register_buffer("shift", torch.ones(3))
     with warnings.catch_warnings():
@@ -129,7 +119,7 @@ def test_nothing_is_said_of_modules_that_are_registered_or_not_run() -> None:
 
 
 def test_unregistered_modules_are_found_by_their_places() -> None:
-    model, _ = example(BlocksInADictionary)
+    model, _ = example(blocks_in_a_dictionary)
     assert list(unregistered_modules(model)) == [
         "blocks['first'][0]",
         "blocks['first'][0].0",
@@ -139,7 +129,7 @@ def test_unregistered_modules_are_found_by_their_places() -> None:
 
 
 def test_a_module_is_found_under_the_name_of_a_method() -> None:
-    model, _ = example(NamesOfMethods)
+    model, _ = example(names_of_methods)
     assert isinstance(module_at(model, "modules.1"), nn.BatchNorm1d)
     assert module_at(model, "") is model
     with pytest.raises(AttributeError, match=r"no module 'modules\.7'"):

@@ -62,9 +62,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _group(old: Mapping[str, Any], new: Mapping[str, Any], keys: set[str]) -> str:
-    """More units, other ends or a failed verdict are suspect; fewer units and no
-    answer are weaker.
-    """
+    """More units, other ends or a failed verdict are suspect; less is weaker."""
     if "error" in keys:
         return "weaker" if "error" in new else "other"
     if any(new[key] > old[key] for key in ("units", "exact")) or _refuted(new) > _refuted(old):

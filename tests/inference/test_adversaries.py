@@ -7,58 +7,32 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
+from rescaled import change
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.evidence.bench import rescaled_in_place
+from pathspace.models.running import run_forward
+
+Code = Callable[[Any, Tensor], Tensor]
 
 
-class Own(nn.Module):
+def made(code: Code) -> nn.Module:
     """Two layers in, one out, two tables of positions, and code of one's own."""
-
-    def __init__(self, code: Callable[[Any, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.o = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
-        self.f, self.g = nn.Embedding(6, 4), nn.Embedding(6, 4)
-        self.norm, self.code = nn.LayerNorm(4, eps=1e-12), code
-        self.order = torch.eye(4)[[1, 2, 3, 0]]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.code(self, x)
+    layers = {name: nn.Linear(3, 4) for name in "ab"} | {name: nn.Embedding(6, 4) for name in "fg"}
+    order, norm = torch.eye(4).double()[[1, 2, 3, 0]], nn.LayerNorm(4, eps=1e-12)
+    return network(code, **layers, o=nn.Linear(4, 2), norm=norm, order=order).double()
 
 
-def changes(model: nn.Module, graph: Any, *given: Tensor) -> float:
-    """The largest change of outputs by random scales, and by other numbers in weights that count as
-    unused.
-    """
-    before = [model(x).detach() for x in given]
-    twin = type(model)(model.code).double()  # type: ignore[attr-defined, operator]
-    twin.order = model.order.double()  # type: ignore[assignment]
-    twin.load_state_dict(model.state_dict())
-    ps.rescale_(twin, graph, torch.randn(graph.num_units, dtype=torch.float64))
+def without_gradients(net: Any, x: Tensor) -> Tensor:
+    h = F.relu(net.a(x)) + 0
     with torch.no_grad():
-        for name in graph.unused:
-            twin.get_parameter(name).normal_()
-    after = [twin(x).detach() for x in given]
-    pairs = zip(before, after, strict=True)
-    return max(float((one - two).abs().max() / one.abs().max()) for one, two in pairs)
-
-
-def made(code: Callable[[Any, Tensor], Tensor]) -> Any:
-    torch.manual_seed(0)
-    model = Own(code).double()
-    model.order = model.order.double()
-    return model
-
-
-def in_region(write: Callable[[Tensor], Any]) -> Callable[[Any, Tensor], Tensor]:
-    def code(net: Any, x: Tensor) -> Tensor:
-        h = F.relu(net.a(x)) + 0
-        with torch.no_grad():
-            write(h)
-        return net.o(h)
-
-    return code
+        torch.unsafe_split(h, 2, 1)[0].add_(1.0)
+    return net.o(h)
 
 
 def dropped(net: Any, x: Tensor) -> Tensor:
@@ -67,7 +41,7 @@ def dropped(net: Any, x: Tensor) -> Tensor:
     return net.o(torch.where(kept > 0, F.relu(net.a(x)), F.relu(net.b(x))))
 
 
-ONCE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+ONCE: dict[str, Code] = {
     "a difference by addmm": lambda net, x: net.o(
         torch.addmm(h := F.relu(net.a(x)), h, net.order, alpha=-1)
     ),
@@ -75,14 +49,14 @@ ONCE: dict[str, Callable[[Any, Tensor], Tensor]] = {
         torch.baddbmm(h := F.relu(net.a(x))[None], net.order[None, :1].expand(1, 5, 4) * 0 + h,
                       net.order[None], beta=-1)[0]
     ),
-    "a write by unsafe_split": in_region(lambda h: torch.unsafe_split(h, 2, 1)[0].add_(1.0)),
+    "a write by unsafe_split": without_gradients,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_units_hold_and_unused_weights_are_unused(name: str) -> None:
     model, x = made(ONCE[name]), torch.randn(5, 3).double()
-    assert changes(model, ps.trace(model, x, norm_eps="respect"), x) < 1e-9
+    assert change(model, ps.trace(model, x, norm_eps="respect"), x) < 1e-9
 
 
 def test_a_result_beside_others_is_no_constant() -> None:
@@ -90,20 +64,11 @@ def test_a_result_beside_others_is_no_constant() -> None:
     assert not {"a.weight", "b.weight"} & set(ps.trace(model, x).unused)
 
 
-def test_memory_beyond_a_part_is_refused_in_words() -> None:
-    def code(net: Any, x: Tensor) -> Tensor:
-        h = torch.cat([F.relu(net.a(x)), F.relu(net.b(x))])[:5]
-        return net.o(h.as_strided((5, 4), (8, 1)))
-
-    with pytest.raises(ps.UnsupportedError, match="reads memory beyond its operand"):
-        ps.trace(made(code), torch.randn(5, 3).double())
-
-
 def steps(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1])
 
 
-SIZES: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...], tuple[int, ...]]] = {
+SIZES: dict[str, tuple[Code, tuple[int, ...], tuple[int, ...]]] = {
     "tables as long as the example": (
         lambda net, x: net.o(F.relu(net.a(x)) * net.f(steps(x)) * net.g(steps(x).flip(0))),
         (2, 6, 3), (2, 4, 3),
@@ -130,13 +95,166 @@ SIZES: dict[str, tuple[Callable[[Any, Tensor], Tensor], tuple[int, ...], tuple[i
 
 @pytest.mark.parametrize("name", SIZES)
 def test_units_hold_at_other_sizes(name: str) -> None:
-    code, shape, other = SIZES[name]
-    model = made(code)
-    graph = ps.trace(model, torch.randn(shape).double())
-    assert changes(model, graph, torch.randn(shape).double(), torch.randn(other).double()) < 1e-7
+    code, *shapes = SIZES[name]
+    model, samples = made(code), [torch.randn(shape).double() for shape in shapes]
+    assert change(model, ps.trace(model, samples[0]), *samples) < 1e-7
 
 
-def test_a_write_through_a_view_without_an_inverse_is_refused() -> None:
-    model = made(lambda net, x: net.o(torch.einsum("bi->ib", F.relu(net.a(x))).mul_(2).T))
-    with pytest.raises(ps.CaptureError, match="a write through einsum has no inverse"):
-        ps.trace(model, torch.randn(2, 3).double())
+REFUSED: dict[str, Code] = {
+    "a write through einsum has no inverse": lambda net, x: net.o(
+        torch.einsum("bi->ib", F.relu(net.a(x))).mul_(2).T
+    ),
+    "reads memory beyond its operand": lambda net, x: net.o(
+        torch.cat([F.relu(net.a(x)), F.relu(net.b(x))])[:5].as_strided((5, 4), (8, 1))
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_has_no_graph_is_refused_in_words(words: str) -> None:
+    with pytest.raises(ps.PathspaceError, match=words):
+        ps.trace(made(REFUSED[words]), torch.randn(5, 3).double())
+
+
+# --- what is exactly zero, or known, in the first steps of a loop need not be so later
+
+
+def net_of(code: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    """Layers in, between and out, and code of one's own."""
+    return network(code, i=nn.Linear(3, 4), m=nn.Linear(4, 4), o=nn.Linear(4, 2)).double()
+
+
+def delayed(net: Any, x: Tensor) -> Tensor:
+    """The oldest of three states, which are zero at the start."""
+    zero = x.new_zeros(x.shape[1], 4)
+    into, between = net.i, net.m
+
+    def body(state: list[Tensor], read: Tensor) -> tuple[list[Tensor], Tensor]:
+        first, second, third = state
+        new = [torch.relu(into(read)), torch.relu(between(first)), second.clone()]
+        return new, third.clone()
+
+    return net.o(scan(body, [zero, zero.clone(), zero.clone()], x)[1])
+
+
+def counted(net: Any, x: Tensor) -> Tensor:
+    """A state that counts steps decides which layer is read."""
+    into, between = net.i, net.m
+
+    def body(count: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(into(read))
+        return count + 1.0, torch.where(count < 5, h, torch.relu(between(h)))
+
+    return net.o(scan(body, x.new_zeros(()), x)[1])
+
+
+def looped(net: Any, x: Tensor) -> Tensor:
+    """Values that move on by one place in every turn."""
+    zero = x.new_zeros(len(x), 4)
+    states = (torch.relu(net.i(x)), *(zero.clone() for _ in range(4)))
+
+    def body(turn: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        first, second, third, fourth, _ = given
+        moved = (first.clone(), torch.relu(net.m(first)), second.clone(), third.clone())
+        return turn + 1, *moved, fourth.clone()
+
+    start = torch.zeros((), dtype=torch.long)
+    return net.o(while_loop(lambda turn, *_: turn < 9, body, (start, *states))[-1])
+
+
+def chained(net: Any, x: Tensor) -> Tensor:
+    """Unit k reads unit k - 1 alone, the first unit reads the inputs, and the last is read."""
+    carried, read = torch.diag(torch.ones(5), -1) > 0, torch.arange(6)[:, None].expand(6, 3) < 1
+    weights = net.rnn.weight_ih_l0 * read, net.rnn.weight_hh_l0 * carried
+    state = x.new_zeros(1, x.shape[1], 6)
+    y = torch._VF.rnn_relu(x, state, weights, False, 1, 0.0, False, False, False)[0]
+    return net.o(y[..., -1:])
+
+
+def check(model: nn.Module, x: Tensor, units: int, weights: int) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            # (a rectifier that is off could hide a wrong scale)
+            weight.abs_()
+    graph = ps.trace(model, x, sizes="given")
+    assert (graph.num_units, graph.num_weights) == (units, weights)
+    phi = torch.randn(units, dtype=torch.float64)
+    before = run_forward(model, (x,), {}).outputs
+    with rescaled_in_place(model, graph, phi):
+        assert torch.allclose(run_forward(model, (x,), {}).outputs, before, rtol=1e-9)
+    assert ps.verify(model, x).holds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [delayed, counted])
+@pytest.mark.parametrize("length", [5, 12])
+def test_scans_are_followed_until_nothing_changes(
+    code: Callable[[Any, Tensor], Tensor], length: int
+) -> None:
+    late = code is delayed or length > 5
+    weights = 16 + 10 + (20 if late else 0)
+    x = torch.rand(length, 2, 3).double()
+    check(net_of(code), x, 8 if code is delayed else 4, weights)
+
+
+@pytest.mark.slow
+def test_while_loops_that_read_weights_from_outside_are_refused() -> None:
+    with pytest.raises(ps.CaptureError, match="not among its operands"):
+        ps.trace(net_of(looped), torch.rand(5, 3).double())
+
+
+@pytest.mark.parametrize("length", [7, 8, 12])
+def test_recurrent_layers_are_followed_until_nothing_changes(length: int) -> None:
+    rnn = nn.RNN(3, 6, nonlinearity="relu", bias=False)
+    check(
+        network(chained, rnn=rnn, o=nn.Linear(1, 2)).double(),
+        torch.rand(length, 2, 3).double(),
+        6,
+        3 + 5 + 2 + 2,
+    )
+
+
+@pytest.mark.slow
+def test_forward_runs_give_what_scans_give() -> None:
+    """The state is a list: the first state, and not the first sample."""
+
+    def code(net: Any, x: Tensor) -> Tensor:
+        into, between = net.i, net.m
+
+        def body(state: list[Tensor], read: Tensor) -> tuple[list[Tensor], Tensor]:
+            h = torch.relu(into(read) + between(state[0]))
+            return [h], h.clone()
+
+        return net.o(scan(body, [x.new_zeros(x.shape[1], 4)], x)[0][0])
+
+    model, x = net_of(code), torch.randn(5, 2, 3).double()
+    with torch.no_grad():
+        found = model(x).reshape(-1)
+    torch.testing.assert_close(run_forward(model, (x,), {}).outputs, found)
+
+
+HELD: dict[str, Tensor] = {
+    "counts": torch.zeros(4, dtype=torch.long),
+    "flag": torch.zeros(1, dtype=torch.bool),
+    "mixture": torch.eye(4),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_buffers_that_a_call_writes_are_no_constants(kind: str) -> None:
+    """A buffer decides what is computed."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        a, b, held = F.relu(net.a(x)), F.relu(net.b(x)), net.held
+        y = net.o((a + b) @ held if kind == "mixture" else torch.where(held > 0, a, b))
+        if kind == "mixture":
+            held.mul_(0.9)
+        held.fill_(True) if kind == "flag" else held.add_(1)
+        return y
+
+    model = network(forward, a=nn.Linear(3, 4), b=nn.Linear(3, 4), o=nn.Linear(4, 2))
+    model.register_buffer("held", HELD[kind].clone())
+    model, x = model.double(), torch.rand(5, 3).double()
+    graph = ps.trace(model, x)
+    assert not graph.unused
+    assert change(model, graph, x, x) < 1e-9

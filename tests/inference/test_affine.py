@@ -1,6 +1,4 @@
-"""Parameters that a model adds a constant to, as in norms that multiply by `1 +
-weight`: their sum scales.
-"""
+"""Parameters that a model adds a constant to, as norms with `1 + weight`: the sum scales."""
 
 from __future__ import annotations
 
@@ -10,40 +8,44 @@ from typing import Any
 
 import pytest
 import torch
+from cases import network
 from descent import descend
+from rescaled import change
 from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import soundness
 
 import pathspace as ps
+from pathspace.evidence.proof import document_digest
 from pathspace.training import GSGD, PathSGD, init_skeleton_
 
 WIDTH = 6
 
 
-class Net(nn.Module):
+Use = Callable[[Any, Tensor], Tensor]
+
+
+def net_of(use: Use) -> Any:
     """Two layers, and what a parameter does between them."""
-
-    def __init__(self, use: Callable[[Net, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.last, self.use = nn.Linear(3, WIDTH, bias=False), nn.Linear(WIDTH, 2), use
-        self.gain = nn.Parameter(0.3 * torch.randn(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.relu(self.use(self, self.first(x))))
+    return network(
+        lambda net, x: net.last(F.relu(use(net, net.first(x)))),
+        first=nn.Linear(3, WIDTH, bias=False),
+        last=nn.Linear(WIDTH, 2),
+        gain=nn.Parameter(0.3 * torch.randn(WIDTH)),
+    ).double()
 
 
-def gemma(net: Net, x: Tensor) -> Tensor:
+def gemma(net: Any, x: Tensor) -> Tensor:
     """A norm without an eps, which is exact as it stands."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * (1.0 + net.gain)
 
 
-def by(gain: Callable[[Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
+def by(gain: Callable[[Tensor], Tensor]) -> Use:
     return lambda net, x: x * gain(net.gain)
 
 
-def region(net: Net, x: Tensor) -> Tensor:
+def region(net: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         gain = 2.0 * net.gain
         return x * (gain + 1.0)
@@ -51,7 +53,7 @@ def region(net: Net, x: Tensor) -> Tensor:
 
 # how the parameter is used -> units, and the constant that is added to it (None
 # where it stays as it is)
-USES: dict[str, tuple[Callable[[Net, Tensor], Tensor], int, float | None]] = {
+USES: dict[str, tuple[Use, int, float | None]] = {
     "after a norm": (gemma, 7, 1.0),
     "one plus weight": (by(lambda w: 1.0 + w), 12, 1.0),
     "weight plus a number": (by(lambda w: w + 2), 12, 2.0),
@@ -83,9 +85,8 @@ USES: dict[str, tuple[Callable[[Net, Tensor], Tensor], int, float | None]] = {
 BEYOND = {"masked", "a constant to the sum"}
 
 
-def made(name: str) -> tuple[Net, Tensor, ps.ReductionGraph]:
-    torch.manual_seed(0)
-    net, x = Net(USES[name][0]).double(), torch.randn(9, 3).double()
+def made(name: str) -> tuple[Any, Tensor, ps.ReductionGraph]:
+    net, x = net_of(USES[name][0]), torch.randn(9, 3).double()
     return net, x, ps.trace(net, x)
 
 
@@ -101,32 +102,28 @@ def test_a_sum_scales_where_all_uses_agree_on_the_constant(name: str) -> None:
     net, x, graph = made(name)
     assert graph.num_units == units
     assert graph.shifts == ({} if shift is None else {"gain": shift})
-    before = net(x).detach()
-    for seed in range(3):
-        phi = normal(graph, seed)
-        after = ps.rescale_(copy.deepcopy(net), graph, phi)
-        torch.testing.assert_close(after(x), before, rtol=1e-10, atol=1e-10)
-        a, b = graph.gauge_affine(phi).get("gain", (torch.ones(1), torch.zeros(1)))
-        torch.testing.assert_close(after.gain, a.double() * net.gain + b)
+    assert change(net, graph, x) < 1e-10
+    phi = normal(graph)
+    after = ps.rescale_(copy.deepcopy(net), graph, phi)
+    a, b = graph.gauge_affine(phi).get("gain", (torch.ones(1), torch.zeros(1)))
+    torch.testing.assert_close(after.gain, a.double() * net.gain + b)
     assert ps.verify(net, x).holds
     if name not in BEYOND:
         _, runner = soundness.trace_double(net, (x,), {})
         assert soundness.scaling_dimension(runner)[0] == units
 
 
-class Plain(nn.Module):
+def plain_of(net: Any, name: str) -> Any:
     """The same function with the sum itself as its parameter."""
 
-    def __init__(self, net: Net) -> None:
-        super().__init__()
-        self.first, self.last, self.use = copy.deepcopy(net.first), copy.deepcopy(net.last), net.use
-        self.gain = nn.Parameter(1 + net.gain.detach())
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        if self.use is gemma:
+    def forward(own: Any, x: Tensor) -> Tensor:
+        x = own.first(x)
+        if name == "after a norm":
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
-        return self.last(F.relu(x * self.gain))
+        return own.last(F.relu(x * own.gain))
+
+    first, last = copy.deepcopy(net.first), copy.deepcopy(net.last)
+    return network(forward, first=first, last=last, gain=nn.Parameter(1 + net.gain.detach()))
 
 
 @pytest.mark.slow
@@ -134,7 +131,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("rule", ["modulo", "magnitude"])
 def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:
     net, x, graph = made(name)
-    plain = Plain(net)
+    plain = plain_of(net, name)
     other = ps.trace(plain, x)
     torch.testing.assert_close(plain(x), net(x))
     basis, twin = graph.skeleton(rule=rule).basis(), other.skeleton(rule=rule).basis()
@@ -149,12 +146,12 @@ def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:
     torch.testing.assert_close(
         rebuilt["gain"] + 1, twin.rebuild(twin.values(), twin.skeleton.signs())["gain"]
     )
-    for change in (
+    for move in (
         lambda m, g: ps.balance_(m, g),
         lambda m, g: ps.canonicalise_(m, g.skeleton(rule=rule)),
         lambda m, g: ps.rescale_(m, g, normal(g)),
     ):
-        mine, its = change(copy.deepcopy(net), graph), change(copy.deepcopy(plain), other)
+        mine, its = move(copy.deepcopy(net), graph), move(copy.deepcopy(plain), other)
         torch.testing.assert_close(mine.gain + 1, its.gain, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(mine.last.weight, its.last.weight, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(mine(x), net(x), rtol=1e-6, atol=1e-9)
@@ -170,10 +167,7 @@ def test_the_second_name_of_a_parameter_moves_along() -> None:
         and set(graph.shifts) == {"gain"}
         and "other" in (block.name, *block.aliases)
     )
-    before = net(x).detach()
-    torch.testing.assert_close(
-        ps.rescale_(net, graph, normal(graph))(x), before, rtol=1e-10, atol=1e-10
-    )
+    assert change(net, graph, x) < 1e-10
 
 
 def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
@@ -183,8 +177,6 @@ def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
     assert ps.check(document, model=net, args=(x,)).accepted
     for entry in document["tensors"]:
         entry.pop("shift", None)
-    from pathspace.evidence.proof import document_digest
-
     assert not ps.check(
         document | {"digest": document_digest(document)}, model=net, args=(x,)
     ).accepted

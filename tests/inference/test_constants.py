@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from cases import Between
+from cases import Between, network
+from rescaled import change
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,23 +21,10 @@ INF, EVERY_SECOND = math.inf, torch.tensor([True, False] * 3)
 LAST = torch.finfo(torch.float64).max
 
 
-@torch.no_grad()
 def largest_change(model: nn.Module, graph: ps.ReductionGraph, x: Tensor) -> float:
-    """How far the outputs move, relative to their size, under mild and wild
-    rescalings at many input sizes.
-    """
-    worst = 0.0
-    for size in (0.01, 1.0, 100.0):
-        for spread in (1.0, 8.0):
-            copied = copy.deepcopy(model)
-            ps.rescale_(copied, graph, spread * torch.randn(graph.num_units, dtype=torch.float64))
-            torch.manual_seed(3)
-            before = model(size * x)
-            torch.manual_seed(3)
-            after = copied(size * x)
-            change = torch.where(before == after, 0.0, (before - after).abs())
-            worst = max(worst, float(change.max() / before[before.isfinite()].abs().max()))
-    return worst
+    """How far the outputs move under mild and wild rescalings at many input sizes."""
+    sizes = (0.01 * x, x, 100.0 * x)
+    return max(change(model, graph, *sizes, spread=spread) for spread in (1.0, 8.0))
 
 
 def with_constant(h: Tensor, value: float) -> Tensor:
@@ -58,10 +46,7 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "threshold always met": (lambda h: F.threshold(h, INF, 3.0), 6, 0),
     "threshold to infinity": (lambda h: 1 / F.threshold(h, 0.0, INF), 6, 6),
     "wide hardtanh": (lambda h: F.hardtanh(h, 0, 4e4), 6, 0),
-    "wide clamp": (lambda h: h.clamp(0, 31_000), 6, 0),
-    "clamp far below": (lambda h: h.clamp(min=-1e30), 6, 0),
     "clamp_max far above": (lambda h: torch.clamp_max(h, 1e20), 6, 0),
-    "clamp in place": (lambda h: h.clone().clamp_(0, 5e4), 6, 0),
     "clamp at the last number": (lambda h: h.clamp(-LAST, LAST), 6, 6),
     "clamp above the last number": (lambda h: h.clamp(min=LAST), 6, 0),
     "clamp at infinity": (lambda h: h.clamp(0, INF), 6, 6),
@@ -74,12 +59,10 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "zero addition": (lambda h: h + 0.0, 6, 6),
     "quotient of a constant": (lambda h: 2.5 / h, 6, 6),
     "quotient of a constant tensor": (lambda h: torch.tensor(2.5).to(h) / h, 6, 6),
-    "quotient of a constant tensor, added": (lambda h: torch.tensor(2.5).to(h) / h + h, 6, 0),
     "quotient of a constant, added": (lambda h: 1 / h + h, 6, 0),
     "quotient of a constant, summed": (lambda h: (1 / h).sum(-1, keepdim=True) + h.sum(-1, keepdim=True), 1, 0),  # noqa: E501
     "larger than a half": (lambda h: h * (h > 0.5), 6, 0),
     "larger than a half, as a tensor": (lambda h: h * (h > h.new_full((), 0.5)), 6, 0),
-    "larger than far below": (lambda h: h * (h > -1e5), 6, 0),
     "larger than zero": (lambda h: h * (h > 0), 6, 6),
     "close to another": (lambda h: h * h.isclose(h.flip(-1), atol=1.0), 6, 0),
     "close in proportion": (lambda h: h * h.isclose(h.flip(-1), rtol=0.5, atol=0.0), 6, 3),
@@ -90,8 +73,6 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "constant padding under a maximum": (
         lambda h: F.max_pool1d(F.pad(F.relu(h), (1, 1), value=1.0).unsqueeze(1), 2).squeeze(1), 4,
         2),
-    "far padding under a maximum": (
-        lambda h: F.max_pool1d(F.pad(h, (1, 1), value=-1e9).unsqueeze(1), 2).squeeze(1), 4, 2),
     "constant padding under a mean": (
         lambda h: F.avg_pool1d(F.pad(h, (1, 1), value=3.0).unsqueeze(1), 2).squeeze(1), 4, 2),
     "infinite padding under a maximum": (
@@ -99,8 +80,6 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "zero padding under a maximum": (
         lambda h: F.max_pool1d(F.pad(h, (1, 1)).unsqueeze(1), 2).squeeze(1), 4, 4),
     "mask of -1e9 under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, 0),  # noqa: E501
-    "mask of the last number under a maximum": (
-        lambda h: h.masked_fill(EVERY_SECOND, -LAST).amax(-1, keepdim=True), 1, 0),
     "infinite mask under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -INF).amax(-1, keepdim=True), 1, 1),  # noqa: E501
     "mask of -1e4 under a softmax": (lambda h: h.masked_fill(EVERY_SECOND, -1e4).softmax(-1) * h, 6,
                                      3),
@@ -134,7 +113,6 @@ CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_a_constant_costs_the_units_it_meets(name: str) -> None:
     operation, features, units = CONSTANTS[name]
-    torch.manual_seed(0)
     model, x = Between(operation, features).double(), torch.randn(48, 4).double()
     graph = ps.trace(model, x)
     assert graph.num_units == units
@@ -142,38 +120,22 @@ def test_a_constant_costs_the_units_it_meets(name: str) -> None:
         assert largest_change(model, graph, x) < 1e-8
 
 
-def test_two_wide_clips_are_two_clips() -> None:
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 2)
-    )
-    assert ps.trace(model, torch.randn(3, 4)).num_units == 0
-
-
-class Attention(nn.Module):
-    """Masked attention written out: scores where the mask is false become ``fill``."""
-
-    def __init__(self, fill: float, added: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(4, 4) for _ in range(4))
-        self.fill, self.added = fill, added
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.query(x) @ self.key(x).transpose(-1, -2)
-        hidden = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
-        if self.added:
-            scores = scores + torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(
-                hidden, self.fill
-            )
-        else:
-            scores = scores.masked_fill(hidden, self.fill)
-        return self.out(scores.softmax(-1) @ self.value(x))
-
-
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("fill", [-INF, -LAST, -1e9, -1e4, -100.0])
 def test_masks_under_a_softmax_cost_nothing(fill: float, added: bool) -> None:
-    torch.manual_seed(0)
-    model, x = Attention(fill, added).double(), torch.randn(2, 5, 4).double()
+    """Masked attention written out: scores where the mask is false become ``fill``."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        scores = net.query(x) @ net.key(x).transpose(-1, -2)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        if added:
+            scores = scores + torch.zeros_like(scores[0]).masked_fill(hidden, fill)
+        else:
+            scores = scores.masked_fill(hidden, fill)
+        return net.out(scores.softmax(-1) @ net.value(x))
+
+    layers = {name: nn.Linear(4, 4) for name in ("query", "key", "value", "out")}
+    model, x = network(forward, **layers).double(), torch.randn(2, 5, 4).double()
     graph = ps.trace(model, x)
     # four features of queries against those of keys, four of values
     assert graph.num_units == 8

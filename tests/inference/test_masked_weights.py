@@ -1,53 +1,51 @@
-"""Constant masks on parameters: what a mask removes lies on no path, and neither does
-what follows from it alone.
-"""
+"""Constant masks on parameters: what a mask removes lies on no path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
 
+Use = Callable[[Any, Tensor], Tensor]
 
-class Masked(nn.Module):
+
+def masked(use: Use) -> nn.Module:
     """A vector and a matrix of parameters, each with a constant mask, and a layer behind."""
+    w, matrix = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
+    return network(use, w=w, matrix=matrix, out=nn.Linear(4, 2))
 
-    def __init__(self, use: Callable[[Masked, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.w, self.matrix = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4, 4))
-        self.out, self.use = nn.Linear(4, 2), use
 
-    def some(self) -> Tensor:
-        return self.w * torch.tensor([1.0, 0.0, 1.0, 1.0])
+def some(model: Any) -> Tensor:
+    return model.w * torch.tensor([1.0, 0.0, 1.0, 1.0])
 
-    def lower(self) -> Tensor:
-        return self.matrix * torch.ones(4, 4).tril()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.use(self, x)
+def lower(model: Any) -> Tensor:
+    return model.matrix * torch.ones(4, 4).tril()
 
 
 relu = torch.relu
 THREE, TRIANGLE = torch.tensor([True, False, True, True]), torch.ones(4, 4, dtype=torch.bool).tril()
 # use of the masked parameters -> scalars on paths, units
-USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
-    "a diagonal first": (lambda m, x: m.out(x * m.some()), 3 + 6 + 2, 3),
-    "a diagonal last": (lambda m, x: x * m.some(), 3, 0),
+USES: dict[str, tuple[Use, int, int]] = {
+    "a diagonal first": (lambda m, x: m.out(x * some(m)), 3 + 6 + 2, 3),
+    "a diagonal last": (lambda m, x: x * some(m), 3, 0),
     "a diagonal between": (
-        lambda m, x: m.out(relu(relu(x @ m.matrix) * m.some())),
+        lambda m, x: m.out(relu(relu(x @ m.matrix) * some(m))),
         12 + 3 + 6 + 2,
         6,
     ),
-    "a row of a triangle": (lambda m, x: m.out(relu(x * m.lower()[0])), 1 + 2 + 2, 1),
-    "a triangle": (lambda m, x: m.out(relu(x @ m.lower())), 10 + 8 + 2, 4),
-    "used whole behind the mask": (lambda m, x: relu(x * m.some()) * m.w, 3, 0),
-    "a matrix behind the mask": (lambda m, x: relu(x * m.some()) @ m.matrix, 3 + 12, 3),
+    "a row of a triangle": (lambda m, x: m.out(relu(x * lower(m)[0])), 1 + 2 + 2, 1),
+    "a triangle": (lambda m, x: m.out(relu(x @ lower(m))), 10 + 8 + 2, 4),
+    "used whole behind the mask": (lambda m, x: relu(x * some(m)) * m.w, 3, 0),
+    "a matrix behind the mask": (lambda m, x: relu(x * some(m)) @ m.matrix, 3 + 12, 3),
     "a matrix twice behind the mask": (
-        lambda m, x: relu(relu(x * m.some()) @ m.matrix) @ m.matrix,
+        lambda m, x: relu(relu(x * some(m)) @ m.matrix) @ m.matrix,
         3 + 16,
         1,
     ),
@@ -83,8 +81,7 @@ USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
 @pytest.mark.parametrize("name", USES)
 def test_units_behind_masked_scalars_are_not_counted(name: str) -> None:
     use, weights, units = USES[name]
-    torch.manual_seed(0)
-    certificate = ps.verify(Masked(use), torch.randn(5, 4))
+    certificate = ps.verify(masked(use), torch.randn(5, 4))
     assert certificate.holds, certificate
     assert (certificate.weights, certificate.units) == (weights, units)
     assert certificate.method == "exact"
@@ -93,7 +90,7 @@ def test_units_behind_masked_scalars_are_not_counted(name: str) -> None:
 
 def test_channels_under_a_condition_are_those_under_a_mask_of_numbers() -> None:
     def groups(mask: Tensor) -> str:
-        model = Masked(lambda m, x: m.out(relu(x @ m.matrix) * mask))
+        model = masked(lambda m, x: m.out(relu(x @ m.matrix) * mask))
         return repr(ps.channels(model, torch.randn(5, 4)).groups)
 
     assert groups(THREE) == groups(THREE.float())

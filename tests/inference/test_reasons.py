@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, Between, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,18 +20,6 @@ from pathspace.inference.reasons import Chains, Witness
 from pathspace.inference.units import ends_of
 
 EVERY_SECOND = torch.tensor([True, False] * 3)
-
-
-class Between(nn.Module):
-    """Linear 4 -> 6, an operation, Linear -> 2."""
-
-    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
-        super().__init__()
-        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
-        self.register_buffer("table", torch.linspace(1, 2, 6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.operation(self.first(x)))
 
 
 def with_ones(h: Tensor) -> Tensor:
@@ -65,12 +54,10 @@ def test_constants_that_fix_a_scale_are_on_record(name: str) -> None:
 
 
 def test_a_buffer_that_fixes_a_scale_is_named() -> None:
-    class Placed(Between):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.second(F.relu(self.first(x)) + self.table)
-
-    graph = ps.trace(Placed(F.relu), torch.randn(3, 4))
-    assert [pin.reason for pin in graph.pinned] == ["shares one scale with the buffer table"]
+    model = Between(lambda h: F.relu(h) + model.table)
+    model.register_buffer("table", torch.linspace(1, 2, 6))
+    pins = ps.trace(model, torch.randn(3, 4)).pinned
+    assert [pin.reason for pin in pins] == ["shares one scale with the buffer table"]
 
 
 class Averages(nn.Module):
@@ -103,15 +90,10 @@ def test_inputs_are_no_constants() -> None:
     graph = ps.trace(Between(lambda h: h, 6), torch.randn(3, 4))
     assert not graph.pinned
 
-    class Skip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.outer(x + self.inner(x))
-
-    graph = ps.trace(Skip(), torch.randn(3, 4))
+    skip = network(
+        lambda net, x: net.outer(x + net.inner(x)), inner=nn.Linear(4, 4), outer=nn.Linear(4, 2)
+    )
+    graph = ps.trace(skip, torch.randn(3, 4))
     assert not graph.pinned
     (inner,) = (reason for reason in graph.reasons() if reason.parameter == "inner.weight")
     assert [step.op for step in inner.chain] == ["aten.add"] and "input" in inner.chain[0].reason
@@ -174,31 +156,23 @@ def test_every_fixed_scale_has_a_shortest_chain(name: str) -> None:
 
 
 def test_models_with_gathered_tables_are_explained() -> None:
-    """Scales of rows that data picks are tried on a copy of the equations, without the
-    steps noted for reasons.
-    """
-    torch.manual_seed(0)
+    """Scales of rows that data picks are tried on a copy of the equations, without reasons."""
     model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
     found = ps.explain(model, torch.tensor([[1, 2, 6]])).reasons
     assert {reason.parameter for reason in found} >= {"1.weight", "3.weight"}
     assert all(reason.chain for reason in found)
 
 
-class SharedStatistics(nn.Module):
+def test_shared_running_statistics_are_a_reason() -> None:
     """One norm after two layers, one of which a sigmoid fixes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
-        self.norm = nn.BatchNorm1d(4, affine=False)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.b(x)
+        rest = net.norm(h) + torch.sigmoid(h)
+        return net.out(net.norm(net.a(x)).relu()) + rest.sum(1, keepdim=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.b(x)
-        rest = self.norm(h) + torch.sigmoid(h)
-        return self.out(self.norm(self.a(x)).relu()) + rest.sum(1, keepdim=True)
-
-
-def test_shared_running_statistics_are_a_reason() -> None:
-    found = ps.explain(SharedStatistics().eval(), torch.randn(5, 3)).reasons
+    a, b, norm = nn.Linear(3, 4), nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)
+    model = network(forward, a=a, b=b, norm=norm, out=nn.Linear(4, 2))
+    found = ps.explain(model.eval(), torch.randn(5, 3)).reasons
     (chain,) = (reason.chain for reason in found if reason.parameter == "a.weight")
     assert [step.op for step in chain] == ["aten.batch_norm", "aten.sigmoid"]

@@ -1,6 +1,4 @@
-"""What the table states of operations is true of them: run on random numbers, every
-registered operation in turn.
-"""
+"""What the table states of operations is true of them, run on random numbers."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def prepared(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, list[Tensor]]:
-    """An operation as a function of its real operands (activations and parameters),
-    and random values for them.
-    """
+    """An operation as a function of its real operands, and random values for them."""
     generator = torch.Generator().manual_seed(0)
     values: dict[int, Tensor] = {}
     for leaf in pytree.tree_leaves((args, kwargs)):
@@ -101,9 +97,7 @@ def is_homogeneous(call: Call, operands: list[Tensor], facts: Facts) -> bool:
 
 
 def is_affine(call: Call, operands: list[Tensor], places: list[int]) -> bool:
-    """Whether an operation is linear in the operands at the given places
-    together, up to a constant.
-    """
+    """Whether an operation is linear in the operands at places together, up to a constant."""
     ways = [
         [value * (factor if i in places else 1) for i, value in enumerate(operands)]
         for factor in (0.0, 1.0, 2.5)
@@ -162,22 +156,12 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
 
 # moving, writing and choosing places is elementwise only by chance; the last two
 # have outputs that are not
-PLACES = {
-    "write",
-    "random",
-    "movement",
-    "repetition",
-    "creation",
-    "order",
-    "choice",
-}
+PLACES = set("write random movement repetition creation order choice".split())
 BY_CHANCE = {"aten.log_sigmoid_forward", "pathspace.lifted"}
 
 
 def entry_by_entry(call: Call, operands: list[Tensor]) -> bool | None:
-    """Whether the first entry of the results depends on all first entries alone;
-    ``None`` where nobody can say.
-    """
+    """Whether the first entry depends on first entries alone; ``None``: nobody can say."""
     results = call(operands)
     shape = max((value.shape for value in operands), key=torch.Size.numel)
     if not results or shape.numel() < 2 or any(value.shape != shape for value in results):

@@ -1,6 +1,4 @@
-"""Models that people use, as data: `ZOO[name].make()` returns `(model, args,
-kwargs)` with random weights.
-"""
+"""Models that people use, as data: `ZOO[name].make()` returns `(model, args, kwargs)`."""
 
 from zoo.entry import ZOO, Entry, load, zoo
 

@@ -1,6 +1,4 @@
-"""Everything else people train: graphs, points, fields, tables, tied and
-parametrised weights, odd gates.
-"""
+"""Graphs, points, fields, tables, tied and parametrised weights, odd gates."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ zoo("dlrm", "assorted", fast=True)(
 
 
 class GraphNetwork(nn.Module):
-    """Message passing: `"gcn"` (index_add), `"gin"` (scatter_add), `"gat"`
-    (segment softmax), `"dense"`.
-    """
+    """Message passing: `"gcn"`, `"gin"` (scatter_add), `"gat"` (segment softmax), `"dense"`."""
 
     def __init__(self, kind: str, dim: int = 6) -> None:
         super().__init__()
@@ -69,16 +65,14 @@ class GraphNetwork(nn.Module):
         source, target = edges
         for layer in (self.w1, self.w2):
             if self.kind == "dense":
-                adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype).index_put(
-                    (target, source), x.new_ones(source.shape[0])
-                )
-                x = F.relu(layer(adjacency @ x))
+                ones = x.new_ones(source.shape[0])
+                adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype)
+                x = F.relu(layer(adjacency.index_put((target, source), ones) @ x))
                 continue
             messages = x[source]
             if self.kind == "gat":
-                score = F.leaky_relu(
-                    self.attend(torch.cat([messages, x.index_select(0, target)], -1)), 0.2
-                ).exp()
+                pairs = torch.cat([messages, x.index_select(0, target)], -1)
+                score = F.leaky_relu(self.attend(pairs), 0.2).exp()
                 total = torch.zeros(x.shape[0], 1, dtype=x.dtype).index_add(0, target, score)
                 messages = messages * (score / total[target])
             if self.kind == "gin":
@@ -121,9 +115,8 @@ def nerf() -> tuple[Any, ...]:
     """Encoded positions, a skip by concatenation, density and colour."""
 
     def forward(net: Any, x: Tensor, direction: Tensor) -> Tensor:
-        code = torch.cat(
-            [x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1
-        )
+        waves = [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)]
+        code = torch.cat([x, *waves], -1)
         y = F.relu(net.first(code))
         y = F.relu(net.second(torch.cat([y, code], -1)))
         colour = torch.sigmoid(net.colour(torch.cat([net.feature(y), direction], -1)))
@@ -175,9 +168,7 @@ def tied_autoencoder() -> tuple[Any, ...]:
 
 @zoo("dual_encoder", "assorted", units=8 + 7 + 2, fast=True)
 def dual_encoder() -> tuple[Any, ...]:
-    """CLIP: normalised embeddings of two towers, an exponentiated temperature,
-    a matrix of similarities.
-    """
+    """CLIP: normalised embeddings of two towers, a temperature, a matrix of similarities."""
 
     def forward(net: Any, x: Tensor, y: Tensor) -> Tensor:
         a, b = net.left(x), F.normalize(net.right(y), dim=-1)
@@ -215,27 +206,21 @@ zoo("distances", "assorted")(lambda: (pair(torch.cdist), torch.randn(4, 5), torc
 # --- weights computed from parameters
 
 
-def parametrised(kind: str) -> nn.Module:
-    wrap: Any = {
-        "weight_norm": parametrizations.weight_norm,
-        "spectral_norm": parametrizations.spectral_norm,
-        "orthogonal": parametrizations.orthogonal,
-    }[kind]
-    return nn.Sequential(
-        wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3)
-    )
+def parametrised(wrap: Any) -> tuple[Any, ...]:
+    first, second = wrap(nn.Linear(5, 8)), wrap(nn.Linear(8, 6))
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(6, 3)), torch.randn(4, 5)
 
 
 # a normalised row has a free direction; the units it reads have one scale
 zoo("weight_norm_mlp", "assorted", units=8 + 1 + 6 + 6, fast=True)(
-    lambda: (parametrised("weight_norm"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.weight_norm)
 )
 # a matrix divided by its spectral norm is free as a whole
 zoo("spectral_norm_mlp", "assorted", modes=("eval",))(
-    lambda: (parametrised("spectral_norm"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.spectral_norm)
 )
 zoo("orthogonal_mlp", "assorted", modes=("eval",))(
-    lambda: (parametrised("orthogonal"), torch.randn(4, 5))
+    lambda: parametrised(parametrizations.orthogonal)
 )
 
 
@@ -298,9 +283,7 @@ def hypernetwork() -> tuple[Any, ...]:
 
 
 class ModulatedConv(nn.Module):
-    """StyleGAN2: the kernel is scaled by a style and demodulated, per sample, in
-    one grouped convolution.
-    """
+    """StyleGAN2: a kernel that a style scales and demodulates, per sample, in one grouped call."""
 
     def __init__(self, i: int = 4, o: int = 6) -> None:
         super().__init__()
@@ -360,64 +343,71 @@ def bilinear() -> tuple[Any, ...]:
     return model, torch.randn(3, 4), torch.randn(3, 3)
 
 
-ACTIVATIONS: dict[str, Any] = {
-    "maxout": lambda x: x.view(x.shape[0], -1, 2).amax(-1).repeat_interleave(2, 1),
-    "crelu": lambda x: torch.cat([F.relu(x), F.relu(-x)], -1)[:, ::2],
-    "glu": lambda x: F.glu(x).repeat(1, 2),
-    "threshold": lambda x: F.threshold(x, 0.0, 0.0),
-    "threshold_moved": lambda x: F.threshold(x, 0.1, 0.0),
-    "clamp_low": lambda x: x.clamp(min=0),
-    "clamp_both": lambda x: x.clamp(0, 1),
-    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
-    "masked": lambda x: x * (x > 0),
-    "masked_float": lambda x: x * (x > 0).to(x.dtype),
-    "abs": torch.abs,
-    "square": torch.square,
-    "relu2": lambda x: F.relu(x) ** 2,
-    "sqrt": lambda x: (F.relu(x) + 0.0).sqrt(),
-    "hardtanh": F.hardtanh,
-    "relu6": F.relu6,
-    "elu": F.elu,
-    "rrelu": F.rrelu,
-    "prelu": None,
-    "sort": lambda x: x.sort(-1).values,
-    "topk": lambda x: x * 1.0 + x.topk(1, -1).values,
-    "median": lambda x: x + x.median(-1, keepdim=True).values,
-    "logsumexp": lambda x: x + x.logsumexp(-1, keepdim=True),
-    "cumsum": lambda x: x.cumsum(-1),
-    "cummax": lambda x: x.cummax(-1).values,
-    "prod": lambda x: x * x.prod(-1, keepdim=True),
-    "std": lambda x: x / x.std(-1, keepdim=True),
-    "var_mean": lambda x: (
-        (x - torch.var_mean(x, -1, keepdim=True)[1]) / torch.var_mean(x, -1, keepdim=True)[0].sqrt()
+# functions between two layers of eight features -> units, where they are counted
+ACTIVATIONS: dict[str, tuple[Any, int | None]] = {
+    "maxout": (lambda x: x.view(x.shape[0], -1, 2).amax(-1).repeat_interleave(2, 1), 4),
+    "crelu": (lambda x: torch.cat([F.relu(x), F.relu(-x)], -1)[:, ::2], 4),
+    "glu": (lambda x: F.glu(x).repeat(1, 2), 4),
+    "threshold": (lambda x: F.threshold(x, 0.0, 0.0), 8),
+    "threshold_moved": (lambda x: F.threshold(x, 0.1, 0.0), 0),
+    "clamp_low": (lambda x: x.clamp(min=0), 8),
+    "clamp_both": (lambda x: x.clamp(0, 1), 0),
+    "where": (lambda x: torch.where(x > 0, x, 0.1 * x), 8),
+    "masked": (lambda x: x * (x > 0), 8),
+    "masked_float": (lambda x: x * (x > 0).to(x.dtype), 8),
+    "abs": (torch.abs, 8),
+    "square": (torch.square, 8),
+    "relu2": (lambda x: F.relu(x) ** 2, 8),
+    "sqrt": (lambda x: (F.relu(x) + 0.0).sqrt(), None),
+    "hardtanh": (F.hardtanh, 0),
+    "relu6": (F.relu6, 0),
+    "elu": (F.elu, 0),
+    "rrelu": (F.rrelu, 8),
+    "prelu": (None, 8),
+    "sort": (lambda x: x.sort(-1).values, 1),
+    "topk": (lambda x: x * 1.0 + x.topk(1, -1).values, 1),
+    "median": (lambda x: x + x.median(-1, keepdim=True).values, 1),
+    "logsumexp": (lambda x: x + x.logsumexp(-1, keepdim=True), 0),
+    "cumsum": (lambda x: x.cumsum(-1), 1),
+    "cummax": (lambda x: x.cummax(-1).values, 1),
+    "prod": (lambda x: x * x.prod(-1, keepdim=True), 8),
+    "std": (lambda x: x / x.std(-1, keepdim=True), 1),
+    "var_mean": (
+        lambda x: (
+            (x - torch.var_mean(x, -1, keepdim=True)[1])
+            / torch.var_mean(x, -1, keepdim=True)[0].sqrt()
+        ),
+        1,
     ),
-    "norm": lambda x: x / x.norm(dim=-1, keepdim=True),
-    "norm_p1": lambda x: F.normalize(x, p=1.0, dim=-1),
-    "softmax_gate": lambda x: x * x.softmax(-1),
-    "sign": lambda x: x.sign() * x,
-    "fft": lambda x: torch.fft.fft(x, dim=-1).real,
-    "unfold": lambda x: x.unfold(1, 3, 1).sum(-1).repeat(1, 2)[:, : x.shape[1]],
-    "roll_flip": lambda x: x.roll(1, -1) + x.flip(-1),
-    "gather": lambda x: x.gather(
-        1, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]).expand(x.shape[0], -1)
+    "norm": (lambda x: x / x.norm(dim=-1, keepdim=True), 1),
+    "norm_p1": (lambda x: F.normalize(x, p=1.0, dim=-1), 1),
+    "softmax_gate": (lambda x: x * x.softmax(-1), 0),
+    "sign": (lambda x: x.sign() * x, 8),
+    "fft": (lambda x: torch.fft.fft(x, dim=-1).real, None),
+    "unfold": (lambda x: x.unfold(1, 3, 1).sum(-1).repeat(1, 2)[:, : x.shape[1]], 1),
+    "roll_flip": (lambda x: x.roll(1, -1) + x.flip(-1), 5),
+    "gather": (
+        lambda x: x.gather(1, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]).expand(x.shape[0], -1)),
+        4,
     ),
-    "einsum": lambda x: (
-        torch.einsum("bi,bi->b", x, x).unsqueeze(-1) + torch.einsum("...i->...i", x)
+    "einsum": (
+        lambda x: torch.einsum("bi,bi->b", x, x).unsqueeze(-1) + torch.einsum("...i->...i", x),
+        0,
     ),
-    "outer": lambda x: torch.einsum("bi,bj->bij", x, x).sum(-1),
-    "triu": lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tril().sum(-1),
-    "logit_scale": lambda x: torch.exp(torch.log(x.abs())),
-    "dropout": lambda x: F.dropout(F.alpha_dropout(x, 0.0), 0.5, True),
-    "lerp": lambda x: torch.lerp(x, x.flip(-1), 0.3),
-    "hypot": lambda x: torch.hypot(x, x.flip(-1)),
-    "atan2": lambda x: x * torch.atan2(x, x.flip(-1)),
-    "softshrink": lambda x: F.softshrink(x, 0.1),
-    "round": torch.round,
-    "view_dtype": lambda x: (
-        x.float().to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x
+    "outer": (lambda x: torch.einsum("bi,bj->bij", x, x).sum(-1), 1),
+    "triu": (lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tril().sum(-1), 1),
+    "logit_scale": (lambda x: torch.exp(torch.log(x.abs())), None),
+    "dropout": (lambda x: F.dropout(F.alpha_dropout(x, 0.0), 0.5, True), 8),
+    "lerp": (lambda x: torch.lerp(x, x.flip(-1), 0.3), 4),
+    "hypot": (lambda x: torch.hypot(x, x.flip(-1)), 4),
+    "atan2": (lambda x: x * torch.atan2(x, x.flip(-1)), None),
+    "softshrink": (lambda x: F.softshrink(x, 0.1), 0),
+    "round": (torch.round, 0),
+    "view_dtype": (
+        lambda x: x.float().to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x,
+        None,
     ),
 }
-"""Functions between two layers of eight features."""
 
 
 def activated(function: Any) -> nn.Module:
@@ -428,20 +418,9 @@ def activated(function: Any) -> nn.Module:
     )  # fmt: skip
 
 
-ACTIVATION_UNITS = {
-    "maxout": 4, "crelu": 4, "glu": 4, "threshold": 8, "threshold_moved": 0, "clamp_low": 8,
-    "clamp_both": 0, "where": 8, "masked": 8, "masked_float": 8, "abs": 8, "square": 8,
-    "relu2": 8, "hardtanh": 0, "relu6": 0, "elu": 0, "prelu": 8,
-    "sort": 1, "median": 1, "topk": 1, "logsumexp": 0, "cumsum": 1, "cummax": 1, "prod": 8,
-    "std": 1, "var_mean": 1,
-    "norm": 1, "norm_p1": 1, "softmax_gate": 0, "sign": 8, "rrelu": 8, "unfold": 1, "roll_flip": 5,
-    "gather": 4,
-    "einsum": 0, "outer": 1, "triu": 1, "lerp": 4, "hypot": 4, "softshrink": 0, "round": 0,
-    "dropout": 8,
-}  # fmt: skip
-
-for name, function in ACTIVATIONS.items():
-    zoo(f"act_{name}", "activation", units=ACTIVATION_UNITS.get(name, {}), fast=True)(
+for name, (function, units) in ACTIVATIONS.items():
+    facts = {} if units is None else {"units": units}
+    zoo(f"act_{name}", "activation", fast=True, **facts)(
         lambda function=function: (activated(function), torch.randn(6, 5))  # type: ignore[misc]
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,16 +14,28 @@ from zoo.entry import zoo
 from zoo.vision import Residual, SqueezeExcite, conv_bn, head, image, inverted
 
 
+def perceptron(dim: int, inner: int, act: Any = nn.GELU) -> nn.Sequential:
+    """Two linear layers."""
+    return nn.Sequential(nn.Linear(dim, inner), act(), nn.Linear(inner, dim))
+
+
+def relative_index(side: int) -> Tensor:
+    """The row of a table of relative positions for each pair of places in a square."""
+    places = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    coords = torch.stack(places).flatten(1)
+    relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + side - 1
+    return relative[..., 0] * (2 * side - 1) + relative[..., 1]
+
+
 class EncoderBlock(nn.Module):
     """Pre-norm transformer block on `nn.MultiheadAttention`, as in torchvision."""
 
-    def __init__(self, dim: int, heads: int, inner: int, act: nn.Module | None = None) -> None:
+    def __init__(self, dim: int, heads: int, inner: int) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
         self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.Linear(dim, inner), act or nn.GELU(), nn.Dropout(0.0), nn.Linear(inner, dim)
-        )
+        up, down = nn.Linear(dim, inner), nn.Linear(inner, dim)
+        self.mlp = nn.Sequential(up, nn.GELU(), nn.Dropout(0.0), down)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.ln1(x)
@@ -31,9 +44,7 @@ class EncoderBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, class token, position table, encoder, norm, head; `grid` interpolates
-    the table to another size.
-    """
+    """A vision transformer with a class token; `grid` interpolates its table of positions."""
 
     def __init__(
         self, size: int, patch: int, depth: int, heads: int, dim: int, inner: int,
@@ -76,34 +87,20 @@ zoo("vit_interpolated_table", "attention", units=1 + 2 * 4 * 48 + 48, fast=True)
 
 
 class WindowAttention(nn.Module):
-    """Swin's shifted window attention with a relative position bias table;
-    `cosine` is its second version.
-    """
+    """Swin's shifted windows with a table of relative positions; `cosine`: its second version."""
 
     def __init__(self, dim: int, heads: int, window: int, shift: int, cosine: bool = False) -> None:
         super().__init__()
         self.heads, self.window, self.shift, self.cosine = heads, window, shift, cosine
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        coords = torch.stack(
-            torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
-        ).flatten(1)
-        relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + window - 1
-        self.register_buffer(
-            "index", (relative[..., 0] * (2 * window - 1) + relative[..., 1]).flatten()
-        )
+        self.register_buffer("index", relative_index(window).flatten())
         if cosine:
             self.scale = nn.Parameter(torch.log(10 * torch.ones(heads, 1, 1)))
-            self.cpb = nn.Sequential(
-                nn.Linear(2, 16), nn.ReLU(True), nn.Linear(16, heads, bias=False)
-            )
+            hidden = nn.Linear(2, 16)
+            self.cpb = nn.Sequential(hidden, nn.ReLU(True), nn.Linear(16, heads, bias=False))
             steps = torch.arange(-(window - 1), window, dtype=torch.float32)
-            table = (
-                torch.stack(torch.meshgrid(steps, steps, indexing="ij"))
-                .permute(1, 2, 0)
-                .contiguous()
-                / window
-            )
-            self.register_buffer("coords", table.unsqueeze(0))
+            table = torch.stack(torch.meshgrid(steps, steps, indexing="ij")).permute(1, 2, 0)
+            self.register_buffer("coords", (table.contiguous() / window).unsqueeze(0))
         else:
             self.table = nn.Parameter(torch.randn((2 * window - 1) ** 2, heads) * 0.02)
 
@@ -123,21 +120,15 @@ class WindowAttention(nn.Module):
             scores = scores + 16 * torch.sigmoid(bias.permute(2, 0, 1)).unsqueeze(0)
         else:
             scores = q * (c // heads) ** -0.5 @ k.transpose(-2, -1)
-            scores = scores + self.table[self.index].view(n, n, heads).permute(
-                2, 0, 1
-            ).contiguous().unsqueeze(0)
+            bias = self.table[self.index].view(n, n, heads).permute(2, 0, 1)
+            scores = scores + bias.contiguous().unsqueeze(0)
         if shift:
             mask = x.new_zeros((h, w))
-            count = 0
-            for rows in (slice(0, -window), slice(-window, -shift), slice(-shift, None)):
-                for columns in (slice(0, -window), slice(-window, -shift), slice(-shift, None)):
-                    mask[rows, columns] = count
-                    count += 1
-            mask = (
-                mask.view(h // window, window, w // window, window)
-                .permute(0, 2, 1, 3)
-                .reshape(-1, n)
-            )
+            parts = slice(0, -window), slice(-window, -shift), slice(-shift, None)
+            for count, (rows, columns) in enumerate(product(parts, parts)):
+                mask[rows, columns] = count
+            mask = mask.view(h // window, window, w // window, window)
+            mask = mask.permute(0, 2, 1, 3).reshape(-1, n)
             mask = mask.unsqueeze(1) - mask.unsqueeze(2)
             mask = mask.masked_fill(mask != 0, -100.0).masked_fill(mask == 0, 0.0)
             scores = scores.view(b, -1, heads, n, n) + mask.unsqueeze(1).unsqueeze(0)
@@ -156,7 +147,7 @@ class SwinBlock(nn.Module):
         self.after = cosine
         self.n1, self.n2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = WindowAttention(dim, heads, window, shift, cosine)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        self.mlp = perceptron(dim, 4 * dim)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.after:
@@ -187,10 +178,8 @@ class Swin(nn.Module):
         self.patch, self.norm0 = nn.Conv2d(3, dim, 4, 4), nn.LayerNorm(dim)
         layers: list[nn.Module] = []
         for stage, (depth, head_count) in enumerate(zip(depths, heads, strict=True)):
-            layers += [
-                SwinBlock(dim, head_count, window, i % 2 * (window // 2), cosine)
-                for i in range(depth)
-            ]
+            shifts = [i % 2 * (window // 2) for i in range(depth)]
+            layers += [SwinBlock(dim, head_count, window, shift, cosine) for shift in shifts]
             if stage < len(depths) - 1:
                 layers.append(PatchMerging(dim))
                 dim *= 2
@@ -215,9 +204,7 @@ zoo("swin_v2_small", "attention", fast=True)(
 
 
 class RelativeAttention(nn.Module):
-    """Attention over one axis of a partition (MaxViT's blocks and grids),
-    with a two-dimensional bias.
-    """
+    """Attention in MaxViT's blocks and grids, with a two-dimensional bias."""
 
     def __init__(self, dim: int, heads: int, side: int, grid: bool) -> None:
         super().__init__()
@@ -225,13 +212,9 @@ class RelativeAttention(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
-        self.norm2, self.mlp = nn.LayerNorm(dim), nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))  # noqa: E501  # fmt: skip
+        self.norm2, self.mlp = nn.LayerNorm(dim), perceptron(dim, 2 * dim)
         self.bias = nn.Parameter(torch.randn((2 * side - 1) ** 2, heads) * 0.1)
-        coords = torch.stack(
-            torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-        ).flatten(1)
-        relative = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + side - 1
-        self.register_buffer("index", relative[..., 0] * (2 * side - 1) + relative[..., 1])
+        self.register_buffer("index", relative_index(side))
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
@@ -242,16 +225,11 @@ class RelativeAttention(nn.Module):
             y = x.reshape(b, c, h // side, side, w // side, side).permute(0, 2, 4, 3, 5, 1)
         shape = y.shape
         y = y.reshape(-1, side * side, c)
-        q, k, v = (
-            self.qkv(self.norm(y))
-            .view(*y.shape[:2], 3, heads, c // heads)
-            .permute(2, 0, 3, 1, 4)
-            .unbind(0)
-        )
+        parts = self.qkv(self.norm(y)).view(*y.shape[:2], 3, heads, c // heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
         bias = self.bias[self.index.flatten()].view(side**2, side**2, heads).permute(2, 0, 1)
-        y = y + self.out(
-            F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(y.shape)
-        )
+        read = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        y = y + self.out(read.transpose(1, 2).reshape(y.shape))
         y = (y + self.mlp(self.norm2(y))).view(shape)
         y = y.permute(0, 5, 3, 1, 4, 2) if self.grid else y.permute(0, 5, 1, 3, 2, 4)
         return y.reshape(b, c, h, w)
@@ -280,15 +258,10 @@ class CrossCovariance(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
-        q, k, v = (
-            self.qkv(self.norm(x))
-            .reshape(b, n, 3, self.heads, c // self.heads)
-            .permute(2, 0, 3, 4, 1)
-            .unbind(0)
-        )
-        scores = (
-            F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * self.temperature
-        )
+        parts = self.qkv(self.norm(x)).reshape(b, n, 3, self.heads, c // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 4, 1).unbind(0)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        scores = scores * self.temperature
         y = (scores.softmax(-1) @ v).permute(0, 3, 1, 2).reshape(b, n, c)
         return x + self.gamma * self.proj(y)
 
@@ -310,16 +283,9 @@ class ClassAttention(nn.Module):
         token = self.token.expand(x.shape[0], -1, -1)
         y = self.norm(torch.cat([token, x], 1))
         b, n, c = y.shape
-        q = (
-            self.q(y[:, 0])
-            .unsqueeze(1)
-            .reshape(b, 1, self.heads, c // self.heads)
-            .permute(0, 2, 1, 3)
-        )
-        k, v = (
-            f(y).reshape(b, n, self.heads, c // self.heads).permute(0, 2, 1, 3)
-            for f in (self.k, self.v)
-        )
+        shape = self.heads, c // self.heads
+        q = self.q(y[:, 0]).unsqueeze(1).reshape(b, 1, *shape).permute(0, 2, 1, 3)
+        k, v = (f(y).reshape(b, n, *shape).permute(0, 2, 1, 3) for f in (self.k, self.v))
         scores = self.before((q * 0.25 @ k.transpose(-2, -1)).permute(0, 2, 3, 1)).softmax(-2)
         y = self.after(scores).permute(0, 3, 1, 2) @ v
         return (token + self.gamma * self.proj(y.transpose(1, 2).reshape(b, 1, c)))[:, 0]
@@ -369,17 +335,11 @@ def convnext(dims: Sequence[int], depths: Sequence[int], classes: int = 1000) ->
     layers: list[nn.Module] = [nn.Conv2d(3, dims[0], 4, 4), LayerNorm2d(dims[0], eps=1e-6)]
     for stage, depth in enumerate(depths):
         if stage:
-            layers += [
-                LayerNorm2d(dims[stage - 1], eps=1e-6),
-                nn.Conv2d(dims[stage - 1], dims[stage], 2, 2),
-            ]
+            before = dims[stage - 1]
+            layers += [LayerNorm2d(before, eps=1e-6), nn.Conv2d(before, dims[stage], 2, 2)]
         layers += [ConvNeXtBlock(dims[stage]) for _ in range(depth)]
-    tail = [
-        nn.AdaptiveAvgPool2d(1),
-        LayerNorm2d(dims[-1], eps=1e-6),
-        nn.Flatten(),
-        nn.Linear(dims[-1], classes),
-    ]
+    tail = [nn.AdaptiveAvgPool2d(1), LayerNorm2d(dims[-1], eps=1e-6), nn.Flatten()]
+    tail.append(nn.Linear(dims[-1], classes))
     return nn.Sequential(*layers, *tail)
 
 
@@ -395,12 +355,7 @@ class MixerBlock(nn.Module):
     def __init__(self, tokens: int, dim: int, token_dim: int, channel_dim: int) -> None:
         super().__init__()
         self.n1, self.n2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.tokens = nn.Sequential(
-            nn.Linear(tokens, token_dim), nn.GELU(), nn.Linear(token_dim, tokens)
-        )
-        self.channels = nn.Sequential(
-            nn.Linear(dim, channel_dim), nn.GELU(), nn.Linear(channel_dim, dim)
-        )
+        self.tokens, self.channels = perceptron(tokens, token_dim), perceptron(dim, channel_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.tokens(self.n1(x).transpose(1, 2)).transpose(1, 2)
@@ -414,24 +369,21 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
-zoo("mixer_s_16", "attention", weights=18_528_264)(
-    lambda: (
-        nn.Sequential(Patches(512, 16), *(MixerBlock(196, 512, 256, 2048) for _ in range(8)),
-                      nn.LayerNorm(512), Mean(), nn.Linear(512, 1000)),
-        image(1, 224),
-    )
-)  # fmt: skip
-zoo("mixer_small", "attention", fast=True)(
-    lambda: (
-        nn.Sequential(
-            Patches(24, 8),
-            *(MixerBlock(16, 24, 12, 48) for _ in range(2)),
-            nn.LayerNorm(24),
-            Mean(),
-        ),
-        image(size=32),
-    )
-)
+def mixer(depth: int, *sizes: int) -> list[nn.Module]:
+    """Blocks of these sizes, a norm, and the mean of all tokens."""
+    blocks = [MixerBlock(*sizes) for _ in range(depth)]
+    return [*blocks, nn.LayerNorm(sizes[1]), Mean()]
+
+
+@zoo("mixer_s_16", "attention", weights=18_528_264)
+def mixer_s_16() -> tuple[Any, ...]:
+    layers = [Patches(512, 16), *mixer(8, 196, 512, 256, 2048), nn.Linear(512, 1000)]
+    return nn.Sequential(*layers), image(1, 224)
+
+
+@zoo("mixer_small", "attention", fast=True)
+def mixer_small() -> tuple[Any, ...]:
+    return nn.Sequential(Patches(24, 8), *mixer(2, 16, 24, 12, 48)), image(size=32)
 
 
 class Affine(nn.Module):
@@ -450,7 +402,7 @@ class ResMLPBlock(nn.Module):
     def __init__(self, tokens: int, dim: int) -> None:
         super().__init__()
         self.n1, self.n2, self.mix = Affine(dim), Affine(dim), nn.Linear(tokens, tokens)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Linear(4 * dim, dim))
+        self.mlp = perceptron(dim, 4 * dim, nn.ReLU)
         self.s1, self.s2 = nn.Parameter(0.1 * torch.ones(dim)), nn.Parameter(0.1 * torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -458,19 +410,10 @@ class ResMLPBlock(nn.Module):
         return x + self.s2 * self.mlp(self.n2(x))
 
 
-zoo("resmlp", "attention")(
-    lambda: (
-        nn.Sequential(
-            Patches(24, 8),
-            ResMLPBlock(16, 24),
-            ResMLPBlock(16, 24),
-            Affine(24),
-            Mean(),
-            nn.Linear(24, 10),
-        ),
-        image(size=32),
-    )
-)
+@zoo("resmlp", "attention")
+def resmlp() -> tuple[Any, ...]:
+    body = [Patches(24, 8), ResMLPBlock(16, 24), ResMLPBlock(16, 24), Affine(24), Mean()]
+    return nn.Sequential(*body, nn.Linear(24, 10)), image(size=32)
 
 
 class PoolFormerBlock(nn.Module):
@@ -490,12 +433,8 @@ class PoolFormerBlock(nn.Module):
 
 @zoo("poolformer", "attention")
 def poolformer() -> tuple[Any, ...]:
-    layers = [
-        nn.Conv2d(3, 16, 7, 4, 2),
-        PoolFormerBlock(16),
-        nn.Conv2d(16, 32, 3, 2, 1),
-        PoolFormerBlock(32),
-    ]
+    layers = [nn.Conv2d(3, 16, 7, 4, 2), PoolFormerBlock(16)]
+    layers += [nn.Conv2d(16, 32, 3, 2, 1), PoolFormerBlock(32)]
     return nn.Sequential(*layers, nn.GroupNorm(1, 32), *head(32, 10)), image(size=32)
 
 
@@ -521,9 +460,8 @@ class Detector(nn.Module):
         rows = self.rows[:h].unsqueeze(1).repeat(1, w, 1)
         position = torch.cat([columns, rows], -1).flatten(0, 1).unsqueeze(1)
         queries = self.queries.unsqueeze(1).expand(-1, x.shape[0], -1)
-        y = self.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries).transpose(
-            0, 1
-        )
+        y = self.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries)
+        y = y.transpose(0, 1)
         return self.classes(y), self.box(y).sigmoid()
 
 

@@ -26,7 +26,7 @@ from pathspace.diagnostics import degeneracy
 from pathspace.errors import first_line
 from zoo import transformers_models
 from zoo.entry import Entry, load
-from zoo.rows import keep
+from zoo.page import keep
 
 DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
 MOST = 3000
@@ -43,15 +43,12 @@ SMALLER = {
     "n_inner": 12, "attention_hidden_size": 8, "context_length": 8, "rotary_dim": 2,
 }  # fmt: skip
 LIBRARY = (
-    "albert", "arcee", "bert", "bert_generation", "biogpt", "bloom", "cohere", "cohere2", "ctrl",
-    "deberta",
-    "distilbert", "electra", "ernie4_5", "esm", "exaone4", "falcon", "falcon_alibi", "fnet",
-    "gemma", "gemma2", "glm",
-    "glm4", "gpt", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "llama", "llama_relu",
-    "mistral", "mpnet",
-    "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta",
-    "roformer", "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
-)  # fmt: skip
+    "albert arcee bert bert_generation biogpt bloom cohere cohere2 ctrl deberta distilbert"
+    " electra ernie4_5 esm exaone4 falcon falcon_alibi fnet gemma gemma2 glm glm4 gpt gpt2"
+    " gpt_bigcode gpt_neox granite helium llama llama_relu mistral mpnet nemotron olmo olmo2 opt"
+    " persimmon phi phi3 qwen2 qwen3 roberta roformer seed_oss smollm3 stablelm starcoder2"
+    " xlm_roberta xlnet"
+).split()
 _NO_GAP = (
     "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
 )
@@ -87,9 +84,7 @@ symmetries and have no directions. `python -m zoo.causes` in `tests/` measures; 
 
 
 class OnDraws(nn.Module):
-    """A model on several draws of its inputs, one run for each: not every
-    model takes a larger batch.
-    """
+    """A model on several draws of its inputs, one run for each."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -155,10 +150,8 @@ def look(entry: Entry) -> dict[str, Any] | None:
         ]
         found = degeneracy(subject, draws, graph=trace(subject, [first]))
     except Exception as error:
-        return {
-            **row,
-            "error": f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0][:200],
-        }
+        why = f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0]
+        return {**row, "error": why[:200]}
     causes: Counter[str] = Counter()
     for each_of in found.symmetries:
         causes[each_of.cause] += each_of.directions
@@ -175,28 +168,16 @@ def look(entry: Entry) -> dict[str, Any] | None:
 
 
 KINDS = (
-    "dead",
-    "rescaling",
-    "shift",
-    "translation",
-    "normal",
-    "kernel",
-    "scaling",
-    "rotation",
-    "linear map",
-    "redundant",
-)
+    "dead, rescaling, shift, translation, normal, kernel, scaling, rotation, linear map, redundant"
+).split(", ")
 
 
 def render(rows: Iterable[Mapping[str, Any]]) -> str:
     """The page."""
     rows = sorted(rows, key=lambda row: (row["family"], row["name"]))
     measured = [row for row in rows if "error" not in row]
-    whole = [
-        row
-        for row in measured
-        if not row["unexplained"] and not row["undetermined"] and row["clear"]
-    ]
+    open_ends = ("unexplained", "undetermined")
+    whole = [row for row in measured if row["clear"] and not any(row[key] for key in open_ends)]
     lines = [f"For {len(whole)} of {len(measured)} models, every direction has a known cause:", ""]
     families = Counter(row["family"] for row in measured)
     explained = Counter(row["family"] for row in whole)
@@ -214,14 +195,11 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     failed = [row for row in rows if "error" in row]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
-    models = [
-        [
-            *(row["name"], str(row["parameters"]), str(row["null"])),
-            *(str(row.get(kind, 0) or "") for kind in KINDS),
-            str(row["unexplained"]),
-        ]
-        for row in measured
-    ]
+    models = []
+    for row in measured:
+        cells = [row["name"], str(row["parameters"]), str(row["null"])]
+        cells += [str(row.get(kind, 0) or "") for kind in KINDS]
+        models.append([*cells, str(row["unexplained"])])
     head = f"model | parameters | null | {' | '.join(KINDS)} | unexplained"
     return HEAD + "\n".join([*lines, "", "## Every model", "", markdown(head, models)]) + "\n"
 
@@ -237,11 +215,8 @@ def main() -> None:
     for entry in entries():
         wanted = not given.names or any(entry.name.startswith(name) for name in given.names)
         # the large replicas of image models need not be built to be too large
-        if (
-            not wanted
-            or (entry.name in rows and not given.again)
-            or entry.family in ("vision", "attention")
-        ):
+        large = entry.family in ("vision", "attention")
+        if large or not wanted or (entry.name in rows and not given.again):
             continue
         start = time.perf_counter()
         row = look(entry)

@@ -1,6 +1,4 @@
-"""The register of models: each entry knows how to build itself, and what
-is known about it by hand.
-"""
+"""The register of models: how each is built, and what is known about it by hand."""
 
 from __future__ import annotations
 

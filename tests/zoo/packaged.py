@@ -38,9 +38,7 @@ def folder(package: str) -> Path:
 
 @contextmanager
 def standing_in(names: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Within: modules of these names with these attributes, in place of
-    what else would be imported.
-    """
+    """Within: modules of these names with these attributes, in place of what they name."""
     kept = {name: sys.modules.get(name) for name in names}
     for name, attributes in names.items():
         module = ModuleType(name)
@@ -58,9 +56,7 @@ def standing_in(names: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
 
 
 def file_as_module(name: str, path: Path, stand_ins: Mapping[str, Mapping[str, Any]]) -> ModuleType:
-    """One file of a package as a module of its own, loaded while some imports
-    are answered by stand-ins.
-    """
+    """One file of a package as a module, loaded while some imports are answered by stand-ins."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise Missing(f"{path} is not a Python file")

@@ -1,6 +1,4 @@
-"""The survey as a page: `python -m zoo.page survey-1.json survey-2.json ...` from
-`tests/` merges and writes it.
-"""
+"""The survey as a page: `python -m zoo.page survey-1.json ...` from `tests/` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Any
 
 from benchmarks.figures import DOCS, markdown
 
-from zoo.rows import keep
+from pathspace.files.writing import replacing
 
 DATA, PAGE = DOCS / "data" / "survey.json", DOCS / "survey.md"
 KEPT = ("name", "family", "mode", "scalars", "weights", "units", "rescaling", "balance", "error")
@@ -33,6 +31,14 @@ unit. *Sound* means that both are below 1e-8. The other models are too large to 
 installed); `python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
 
 """  # noqa: E501
+
+
+def keep(rows: Iterable[dict[str, Any]], data: Path, page: Path, text: str) -> None:
+    """Write rows of data, one on each line, and the page made of them, each aside and renamed."""
+    with replacing(data) as temporary:
+        temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    with replacing(page) as temporary:
+        temporary.write_text(text)
 
 
 def trim(row: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def tagger(kind: str, **options: Any) -> nn.Module:
     )
 
 
-for label, kind, options in [
+LAYERS: list[tuple[str, str, dict[str, Any]]] = [
     ("rnn_relu", "RNN", {"nonlinearity": "relu", "num_layers": 2}),
     ("rnn_tanh", "RNN", {"num_layers": 2, "bidirectional": True}),
     ("lstm", "LSTM", {"num_layers": 2, "dropout": 0.1}),
@@ -43,33 +44,26 @@ for label, kind, options in [
     ("lstm_projected", "LSTM", {"num_layers": 2, "proj_size": 6, "bidirectional": True}),
     ("lstm_nobias", "LSTM", {"bias": False}),
     ("gru", "GRU", {"num_layers": 2, "bidirectional": True}),
-]:
+]
+for label, kind, options in LAYERS:
     zoo(label, "sequence", fast=label in ("rnn_relu", "lstm_projected", "gru"))(
         lambda kind=kind, options=options: (tagger(kind, **options), tokens())  # type: ignore[misc]
     )
 
 
-def packed(kind: str, **options: Any) -> nn.Module:
+def packed(kind: str, **options: Any) -> tuple[Any, ...]:
     """A recurrent layer over sequences of several lengths."""
-    return network(
+    model = network(
         lambda net, data, sizes: net.head(net.rnn(PackedSequence(data, sizes))[0].data),
         rnn=getattr(nn, kind)(5, 6, **options),
         head=nn.Linear(6, 3),
     )
+    return model, torch.randn(6, 5), torch.tensor([3, 2, 1])
 
 
-for label, kind, options in [
-    ("relu", "RNN", {"nonlinearity": "relu"}),
-    ("lstm", "LSTM", {}),
-    ("gru", "GRU", {}),
-]:
-    zoo(f"packed_{label}", "sequence")(
-        lambda kind=kind, options=options: (
-            packed(kind, **options),
-            torch.randn(6, 5),
-            torch.tensor([3, 2, 1]),
-        )  # type: ignore[misc]
-    )
+zoo("packed_relu", "sequence")(partial(packed, "RNN", nonlinearity="relu"))
+zoo("packed_lstm", "sequence")(partial(packed, "LSTM"))
+zoo("packed_gru", "sequence")(partial(packed, "GRU"))
 
 
 @zoo("cells", "sequence")
@@ -91,9 +85,7 @@ def cells() -> tuple[Any, ...]:
 
 
 class Translator(nn.Module):
-    """GRU encoder and decoder with additive attention, teacher forcing, an output
-    layer tied to the embedding.
-    """
+    """GRU encoder and decoder with additive attention; the output layer is the embedding."""
 
     def __init__(self, dim: int = 10) -> None:
         super().__init__()
@@ -128,9 +120,8 @@ class TorchTransformer(nn.Module):
         layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True, **options)
         self.embedding, self.head = nn.Embedding(23, 16), nn.Linear(16, 23, bias=False)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        angle = torch.arange(7)[:, None] * torch.exp(
-            torch.arange(0, 16, 2) * (-math.log(100.0) / 16)
-        )
+        rates = torch.exp(torch.arange(0, 16, 2) * (-math.log(100.0) / 16))
+        angle = torch.arange(7)[:, None] * rates
         self.register_buffer("position", torch.stack([angle.sin(), angle.cos()], -1).flatten(1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,9 +185,7 @@ class DecoderBlock(nn.Module):
         self.v = nn.Linear(dim, groups * size, bias=False)
         self.o = nn.Linear(heads * size, dim, bias=False)
         self.n1, self.n2 = norm(dim), norm(dim)
-        self.qn, self.kn = (
-            (norm(size), norm(size)) if how.get("qk_norm") else (nn.Identity(), nn.Identity())
-        )
+        self.qn, self.kn = (norm(size) if how.get("qk_norm") else nn.Identity() for _ in range(2))
         self.up, self.down = nn.Linear(dim, inner, bias=False), nn.Linear(inner, dim, bias=False)
         self.gated = nn.Linear(dim, inner, bias=False) if gate != "relu2" else None
 
@@ -235,9 +224,7 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model; `tied` shares embedding and output layer,
-    `shared` one block over depth.
-    """
+    """A decoder-only language model; `tied` embedding and output, `shared` block over depth."""
 
     def __init__(self, dim: int = 16, heads: int = 4, groups: int = 2, depth: int = 2,
                  tied: bool = False, shared: bool = False, gate: str = "silu",
@@ -263,24 +250,30 @@ class Decoder(nn.Module):
 
 # stream 1; per block two norms of 16, 4 query-key pairs (rotated together, per group of heads), 8
 # values, 24 gated features with SwiGLU (48 without an activation); last norm 16
-zoo("decoder_swiglu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 24) + 16, fast=True)(
-    lambda: (Decoder(), tokens())
-)
-zoo("decoder_reglu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 48) + 16, fast=True)(
-    lambda: (Decoder(gate="relu", interleaved=True, written=True), tokens())
-)
-zoo("decoder_bilinear_tied", "sequence", units=2 * (2 * 16 + 4 + 8 + 48) + 1)(
-    lambda: (Decoder(gate="bilinear", tied=True, own_norm=False), tokens())
-)
-zoo("decoder_squared_relu", "sequence", units=1 + 2 * (2 * 16 + 4 + 8 + 24) + 16, fast=True)(
-    lambda: (Decoder(gate="relu2", flex=True), tokens())
-)
-zoo("decoder_qk_norm_softcap", "sequence", fast=True)(
-    lambda: (Decoder(qk_norm=True, written=True, softcap=True), tokens())
-)
-zoo("decoder_shared_depth", "sequence", fast=True)(
-    lambda: (Decoder(shared=True, depth=3), tokens())
-)
+DECODERS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("swiglu", {"units": 1 + 2 * (2 * 16 + 4 + 8 + 24) + 16}, {}),
+    (
+        "reglu",
+        {"units": 1 + 2 * (2 * 16 + 4 + 8 + 48) + 16},
+        {"gate": "relu", "interleaved": True, "written": True},
+    ),
+    (
+        "bilinear_tied",
+        {"units": 2 * (2 * 16 + 4 + 8 + 48) + 1, "fast": False},
+        {"gate": "bilinear", "tied": True, "own_norm": False},
+    ),
+    (
+        "squared_relu",
+        {"units": 1 + 2 * (2 * 16 + 4 + 8 + 24) + 16},
+        {"gate": "relu2", "flex": True},
+    ),
+    ("qk_norm_softcap", {}, {"qk_norm": True, "written": True, "softcap": True}),
+    ("shared_depth", {}, {"shared": True, "depth": 3}),
+]
+for label, facts, options in DECODERS:
+    zoo(f"decoder_{label}", "sequence", **{"fast": True, **facts})(
+        lambda options=options: (Decoder(**options), tokens())  # type: ignore[misc]
+    )
 
 
 class TransformerXL(nn.Module):
@@ -315,9 +308,7 @@ zoo("transformer_xl", "sequence")(lambda: (TransformerXL(), tokens()))
 
 
 class Experts(nn.Module):
-    """A layer of gated experts; the router picks the two best for every
-    token (`soft` mixes all).
-    """
+    """A layer of gated experts; the router picks two for every token (`soft`: mixes all)."""
 
     def __init__(self, dim: int = 12, inner: int = 16, count: int = 4, soft: bool = False) -> None:
         super().__init__()
@@ -334,9 +325,8 @@ class Experts(nn.Module):
         weights = self.router(y).softmax(-1)
         if not self.soft:
             best, chosen = weights.topk(2, -1)
-            weights = torch.zeros_like(weights).scatter(
-                -1, chosen, best / best.sum(-1, keepdim=True)
-            )
+            shares = best / best.sum(-1, keepdim=True)
+            weights = torch.zeros_like(weights).scatter(-1, chosen, shares)
         hidden = F.relu(torch.einsum("bnd,edh->bneh", y, self.up))
         mixed = torch.einsum("bneh,ehd->bned", hidden, self.down)
         return self.head(x + (mixed * weights.unsqueeze(-1)).sum(-2))
@@ -347,9 +337,7 @@ zoo("experts_soft", "sequence", units=1 + 12 + 4 * 16)(lambda: (Experts(soft=Tru
 
 
 def linear_attention(feature: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Kernelised attention with a running sum (`elu + 1`, or squared ReLU
-    features that keep scales).
-    """
+    """Kernelised attention with a running sum, by a feature map."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
         x = net.norm(net.embedding(x))

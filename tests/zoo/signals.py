@@ -1,6 +1,4 @@
-"""Inputs that mean something to trained networks, made of formulas: tones, a
-voice, a scene, a protein.
-"""
+"""Inputs that mean something to trained networks: tones, a voice, a scene, a protein."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ def frames(*frequencies: float) -> Tensor:
 
 
 def voice(samples: int, pitch: float = PITCH, syllable: float = 0.25) -> Tensor:
-    """Vowels in turn: harmonics of a gliding pitch, weighted by two formants,
-    in syllables with pauses.
-    """
+    """Vowels in turn: harmonics of a gliding pitch under two formants, in syllables."""
     time = torch.arange(samples, dtype=torch.float64) / RATE
     glide = pitch * (1 + 0.1 * torch.sin(2 * math.pi * 1.3 * time))
     phase = 2 * math.pi * torch.cumsum(glide, 0) / RATE
@@ -80,9 +76,7 @@ def scene(size: int, count: int = 1) -> Tensor:
 
 
 def face(size: int, count: int = 1) -> Tensor:
-    """`(count, 3, size, size)` in `[0, 1]`: an oval of skin with eyes, brows, nose and
-    mouth before a plain wall.
-    """
+    """`(count, 3, size, size)` in `[0, 1]`: an oval of skin with eyes, brows, nose and mouth."""
     y, x = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
     images = []
     for i in range(count):

@@ -25,20 +25,15 @@ from pathspace.models.inputs import in_capture_order
 SMALL = torch.finfo(torch.float64).tiny
 LOW = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
        torch.complex64: torch.complex128}  # fmt: skip
-EPS = {
-    "layer_norm": "eps", "native_layer_norm": "eps", "batch_norm": "eps", "group_norm": "eps",
-    "instance_norm": "eps",
-    "rms_norm": "eps", "_native_batch_norm_legit": "eps",
-    "_native_batch_norm_legit_no_training": "eps",
-    "_native_batch_norm_legit_functional": "eps", "native_group_norm": "eps",
-    "cosine_similarity": "eps",
-}  # fmt: skip
+EPS = (
+    "layer_norm native_layer_norm batch_norm group_norm instance_norm rms_norm cosine_similarity"
+    " _native_batch_norm_legit _native_batch_norm_legit_no_training native_group_norm"
+    " _native_batch_norm_legit_functional"
+).split()
 
 
 def spread(model: nn.Module, seed: int = 0) -> nn.Module:
-    """In place: float64, and weights of ordinary size everywhere, so that no
-    defect hides behind a zero.
-    """
+    """In place: float64, and weights of ordinary size, so that no defect hides behind a zero."""
     model = model.double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -85,9 +80,7 @@ class Exact(fx.Interpreter):
             return getattr(self, n.op)(n.target, tuple(args), kwargs)
 
     def _differentiable(self, n: fx.Node, args: list[Any]) -> Tensor | None:
-        """Operations that have no derivative by all their operands, or dislike other
-        strides, written differently.
-        """
+        """Operations without a derivative by all their operands, written differently."""
         name = str(getattr(n.target, "overloadpacket", ""))
         if name == "aten.batch_norm" and not args[5]:
             x, weight, bias, mean, var = args[:5]
@@ -112,20 +105,15 @@ class Exact(fx.Interpreter):
         if schema is None or schema.name.split("::")[-1] not in EPS:
             return args, kwargs
         names = [argument.name for argument in schema.arguments]
-        wanted = EPS[schema.name.split("::")[-1]]
-        if wanted in names:
-            place = names.index(wanted)
-            if place < len(args):
-                args[place] = SMALL
-            else:
-                kwargs[wanted] = SMALL
+        if "eps" in names[: len(args)]:
+            args[names.index("eps")] = SMALL
+        elif "eps" in names:
+            kwargs["eps"] = SMALL
         return args, kwargs
 
 
 def _is_statistic(node: Any) -> bool:
-    """Whether an output of a graph without mutation is a running mean or variance,
-    which follow the scales.
-    """
+    """Whether an output is a running mean or variance, which follow the scales."""
     source = node.args[0] if isinstance(node, fx.Node) and node.args else None
     return (
         isinstance(source, fx.Node)
@@ -184,25 +172,20 @@ class Runner:
                 feed.append(next(values))
         torch.manual_seed(seed)
         outputs = Exact(self.module, self.negligible).run(*feed)
+        pairs = zip(pytree.tree_leaves(outputs), self.results, strict=True)
+        written = self.graph.captured.written
         leaves = [
             leaf
-            for number, (leaf, node) in enumerate(
-                zip(pytree.tree_leaves(outputs), self.results, strict=True)
-            )
-            if isinstance(leaf, Tensor)
-            and not _is_statistic(node)
-            and number not in self.graph.captured.written
+            for number, (leaf, node) in enumerate(pairs)
+            if isinstance(leaf, Tensor) and not _is_statistic(node) and number not in written
         ]
         leaves = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
         return torch.cat([leaf.reshape(-1) for leaf in leaves if leaf.is_floating_point()])
 
     def moving(self) -> dict[str, Tensor]:
         """Everything a gauge may move: parameters, and in eval mode the running statistics."""
-        wanted = (
-            {}
-            if self.training
-            else {n for s in self.graph.statistics for n in (s.mean, s.var) if n}
-        )
+        statistics = () if self.training else self.graph.statistics
+        wanted = {name for s in statistics for name in (s.mean, s.var) if name}
         return dict(self.weights) | {name: self.buffers[name] for name in wanted}
 
 
@@ -210,16 +193,11 @@ def trace_double(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ps.ReductionGraph, Runner]:
     """Trace a float64 model, and make its runner."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf,
-            (args, kwargs),
-        )
-        captured = capture(model, args, kwargs)
-    finally:
-        torch.set_default_dtype(default)
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.double() if isinstance(leaf, Tensor) and leaf.dtype in LOW else leaf,
+        (args, kwargs),
+    )
+    captured = computing(lambda: capture(model, args, kwargs))
     scales, _ = interpret(captured, Scales)
     graph = build_graph(captured, scales)
     return graph, Runner(graph, model, (args, kwargs), frozenset(scales.negligible))
@@ -291,9 +269,7 @@ def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
 
 
 def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
-    """Largest relative change of the outputs after a random rescaling by
-    powers of two up to 4096.
-    """
+    """Largest relative change of the outputs by a random rescaling by powers of two to 4096."""
     factors = graph.gauge_factors(ps.ReductionGraph.random_powers(graph, seed))
     moved = dict(runner.moving())
     for name in moved.keys() & factors.keys():
@@ -373,13 +349,9 @@ def scaling_dimension(
                 torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
                 for _ in range(count)
             ]
-            grads = torch.autograd.grad(
-                outputs,
-                [leaves[n] for n in names],
-                torch.stack(weights),
-                allow_unused=True,
-                is_grads_batched=True,
-            )
+            own = [leaves[n] for n in names]
+            options = {"allow_unused": True, "is_grads_batched": True}
+            grads = torch.autograd.grad(outputs, own, torch.stack(weights), **options)
             flat = [
                 torch.zeros(count, leaves[n].numel(), dtype=torch.float64)
                 if g is None

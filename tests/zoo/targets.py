@@ -1,6 +1,4 @@
-"""Trained networks as targets of the command line: `pathspace equalise
-zoo/targets.py:crepe`, from `tests/`.
-"""
+"""Trained networks as targets of commands: `pathspace equalise zoo/targets.py:crepe`."""
 
 from __future__ import annotations
 

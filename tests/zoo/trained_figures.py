@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import re
-import resource
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
+from benchmarks.measure import alone, peak
 from real_models import MODELS
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,9 +55,7 @@ def the_graph(name: str) -> Facts:
     graph = Subject(name).graph
     totals = account(graph).totals
     return {
-        "weights": graph.num_weights,
-        "units": graph.num_units,
-        "exact_units": graph.num_exact_units,
+        **{key: getattr(graph, f"num_{key}") for key in ("weights", "units", "exact_units")},
         "dimension": graph.dimension,
         "other": {key: count for key, count in totals.items() if key != "path_space" and count},
         "pins": dict(Counter(f"{pin.op}: {pin.reason}" for pin in graph.pinned)),
@@ -70,16 +66,12 @@ def the_certificate(name: str) -> Facts:
     """What `verify` says, with the bound from above."""
     subject = Subject(name)
     found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs, upper_bound=True)
+    parts = (found.theorem1, found.theorem2, found.theorem3, found.invariance)
     return {
         "holds": found.holds,
-        "theorems": [
-            part["holds"]
-            for part in (found.theorem1, found.theorem2, found.theorem3, found.invariance)
-        ],
-        "units_exact": found.units_exact,
-        "units_at_most": found.units_at_most,
+        "theorems": [part["holds"] for part in parts],
+        **{key: getattr(found, key) for key in ("units_exact", "units_at_most", "method")},
         "evidence": found.upper_bound["evidence"],
-        "method": found.method,
     }
 
 
@@ -87,10 +79,9 @@ def the_proof(name: str) -> Facts:
     """What the independent checker says about the proof."""
     subject = Subject(name)
     skeleton = subject.graph.skeleton()
-    verdict = ps.check(
-        ps.proof(skeleton), model=subject.model, args=subject.args, kwargs=subject.kwargs
-    )
-    return {"accepted": verdict.accepted, "reason": verdict.reason, "compared": verdict.compared}
+    given = {"model": subject.model, "args": subject.args, "kwargs": subject.kwargs}
+    verdict = ps.check(ps.proof(skeleton), **given)
+    return {key: getattr(verdict, key) for key in ("accepted", "reason", "compared")}
 
 
 def the_report(name: str) -> Facts:
@@ -211,12 +202,14 @@ def the_sgd(name: str) -> Facts:
     """A few steps of plain SGD."""
     subject = Subject(name, torch.float64)
     target = wanted(subject)
-    rate, losses = best_rate(
-        name,
-        lambda rate: trained_by(
-            subject, subject.copy(), target, lambda m: torch.optim.SGD(m.parameters(), rate)
-        ),
-    )
+
+    def train(rate: float) -> list[float]:
+        def make(model: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), rate)
+
+        return trained_by(subject, subject.copy(), target, make)
+
+    rate, losses = best_rate(name, train)
     return {"rate": rate, "losses": [losses[0], losses[-1]]}
 
 
@@ -251,17 +244,20 @@ def the_canonical(name: str) -> Facts:
 
 
 PARTS: dict[str, Callable[[str], Facts]] = {
-    "graph": the_graph,
-    "certificate": the_certificate,
-    "proof": the_proof,
-    "report": the_report,
-    "rescaling": the_rescaling,
-    "balance": the_balance,
-    "canonical": the_canonical,
-    "path_norm": the_path_norm,
-    "chain": the_chain,
-    "sgd": the_sgd,
-    "gsgd": the_gsgd,
+    function.__name__.removeprefix("the_"): function
+    for function in (
+        the_graph,
+        the_certificate,
+        the_proof,
+        the_report,
+        the_rescaling,
+        the_balance,
+        the_canonical,
+        the_path_norm,
+        the_chain,
+        the_sgd,
+        the_gsgd,
+    )
 }
 
 
@@ -281,14 +277,9 @@ def measured(name: str, part: str) -> Facts:
         found = {"refused": re.sub(r"/[\w./-]*/(?:site-packages|tests)/", "", str(error))}
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        found = {
-            "fault": (
-                f"{type(error).__name__}: {first_line(error)}"
-                f" ({last.filename.split('/')[-1]}:{last.lineno})"
-            )
-        }
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {**found, "seconds": time.process_time() - start, "gigabytes": peak}
+        where = f"{last.filename.split('/')[-1]}:{last.lineno}"
+        found = {"fault": f"{type(error).__name__}: {first_line(error)} ({where})"}
+    return {**found, "seconds": time.process_time() - start, "gigabytes": peak() / 2**30}
 
 
 def main() -> None:
@@ -304,22 +295,17 @@ def main() -> None:
                 given.resume and part in rows.get(name, {})
             ):
                 continue
-            # a fresh process for each part, so that peak memory is its own
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                found = pool.submit(measured, name, part).result()
+            found = alone(measured, name, part)
             print(f"{name} {part}: {json.dumps(found)[:600]}", flush=True)
             # (another process may have measured other networks in the meantime)
             rows = json.loads(DATA.read_text()) if DATA.exists() else {}
             rows.setdefault(name, {})[part] = found
             with replacing(DATA) as temporary:
-                temporary.write_text(
-                    json.dumps({name: rows[name] for name in TRAINED if name in rows}, indent=1)
-                    + "\n"
-                )
+                kept = {name: rows[name] for name in TRAINED if name in rows}
+                temporary.write_text(json.dumps(kept, indent=1) + "\n")
+    whole = {name: row for name, row in rows.items() if set(row) >= set(parts_of(name))}
     with replacing(PAGE) as temporary:
-        temporary.write_text(
-            render({name: row for name, row in rows.items() if set(row) >= set(parts_of(name))})
-        )
+        temporary.write_text(render(whole))
 
 
 if __name__ == "__main__":

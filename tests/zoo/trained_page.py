@@ -52,11 +52,13 @@ def said(rows: Rows, part: str, what: str) -> list[str]:
 
 def plain(text: str) -> str:
     """A sentence without folders of the machine that it was said on."""
-    words = [
-        word.split("site-packages/")[-1] if "site-packages/" in word else word
-        for word in text.split(" ")
-    ]
-    return " ".join(word.split("/tests/")[-1] for word in words)
+    words = (word.split("site-packages/")[-1].split("/tests/")[-1] for word in text.split(" "))
+    return " ".join(words)
+
+
+def counted(counts: Mapping[str, int], between: str = " x ", apart: str = "; ") -> str:
+    """Numbers of things in a line."""
+    return apart.join(f"{count:,}{between}{what}" for what, count in counts.items())
 
 
 def packages(rows: Rows) -> list[str]:
@@ -69,13 +71,10 @@ def packages(rows: Rows) -> list[str]:
 
 
 def graphs(rows: Rows) -> list[str]:
-    """Weights, units at both levels, the bound from above (that of the page of brackets,
-    where one took more time).
-    """
+    """Weights, units at both levels, and the bound from above, or that of the page of brackets."""
     body = []
-    brackets = {
-        row["name"]: row for row in json.loads((DOCS / "data" / "brackets.json").read_text())
-    }
+    data = json.loads((DOCS / "data" / "brackets.json").read_text())
+    brackets = {row["name"]: row for row in data}
     unbounded = {}
     for name, row in rows.items():
         facts, certificate = row["graph"], row["certificate"]
@@ -83,13 +82,10 @@ def graphs(rows: Rows) -> list[str]:
         most = certificate.get("units_at_most") or bracket.get("at_most")
         if most is None and (reason := bracket.get("evidence") or certificate.get("evidence")):
             unbounded[name] = reason.removeprefix("not attempted: ")
-        other = ", ".join(f"{count:,} {kind}" for kind, count in facts["other"].items()) or "-"
-        body.append(
-            [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other,
-             f"{facts['units']:,}",
-             f"{facts['exact_units']:,}", "-" if most is None else f"{most:,}",
-             f"{facts['dimension']:,}"]
-        )  # fmt: skip
+        other = counted(facts["other"], " ", ", ") or "-"
+        cells = [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other]
+        cells += [f"{facts[key]:,}" for key in ("units", "exact_units")]
+        body.append([*cells, "-" if most is None else f"{most:,}", f"{facts['dimension']:,}"])
     heads = (
         "network | scalars | in path space | others | units | of them exact | at most | dimension"
     )
@@ -98,12 +94,7 @@ def graphs(rows: Rows) -> list[str]:
         lines += ["No upper bound, because the test was not attempted:", ""]
         lines += [*(f"* {name}: {reason}" for name, reason in unbounded.items()), ""]
     lines += ["Operations that fix scales:", ""]
-    for name, row in rows.items():
-        pins = (
-            "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items())
-            or "nothing"
-        )
-        lines.append(f"* {name}: {pins}")
+    lines += [f"* {n}: {counted(row['graph']['pins']) or 'nothing'}" for n, row in rows.items()]
     return [*lines, ""]
 
 
@@ -119,11 +110,9 @@ def verdicts(rows: Rows) -> list[str]:
         found, proof = row["certificate"], row["proof"]
         if refused(found):
             continue
-        judged = (
-            "accepted"
-            if proof.get("accepted")
-            else f"rejected: {plain(proof.get('reason') or refused(proof))}"
-        )
+        judged = "accepted"
+        if not proof.get("accepted"):
+            judged = f"rejected: {plain(proof.get('reason') or refused(proof))}"
         body.append([name, *(verdict(value) for value in found["theorems"]), judged])
     heads = "network | theorem 1 | theorem 2 | theorem 3 | rescaling | the checker"
     return [*table(heads, body), *said(rows, "certificate", "Refused")]
@@ -141,29 +130,24 @@ def gauges(rows: Rows) -> list[str]:
         one, two, three = row["rescaling"], row["balance"], row["canonical"]
         cells = ["-", "-"] if refused(one) else [size(one["float32"]), size(one["float64"])]
         cells += [size(one["all_units"]) if "all_units" in one else "-"]
-        cells += ["-"] * 4 if refused(two) else [
-            f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}",
-            size(two["change"])
-        ]  # fmt: skip
+        if refused(two):
+            cells += ["-"] * 4
+        else:
+            cells += [f"{two['before']:,.0f}", f"{two['after']:,.0f}"]
+            cells += [f"{sum(two['left_alone'].values()):,}", size(two["change"])]
         body.append([name, *cells, "-" if refused(three) else size(three["change"])])
     heads = (
         "network | rescaled, float32 | rescaled, float64 | all units, float64"
         " | sum of squares | after balance | units not changed | balanced | canonical"
     )  # fmt: skip
     lines = table(heads, body)
-    reasons = {
-        name: "; ".join(
-            f"{count:,} unit{'s' * (count != 1)}, {why}"
-            for why, count in row["balance"].get("left_alone", {}).items()
-        )
-        for name, row in rows.items()
-    }
-    lines += [
-        "Not changed by the balance:",
-        "",
-        *(f"* {n}: {why}" for n, why in reasons.items() if why),
-        "",
-    ]
+    reasons = {}
+    for name, row in rows.items():
+        left = row["balance"].get("left_alone", {}).items()
+        units = (f"{count:,} unit{'s' * (count != 1)}, {why}" for why, count in left)
+        reasons[name] = "; ".join(units)
+    lines += ["Not changed by the balance:", ""]
+    lines += [*(f"* {n}: {why}" for n, why in reasons.items() if why), ""]
     for part, what in (("balance", "Balance refused"), ("canonical", "Canonical form refused")):
         lines += said(rows, part, what)
     return lines
@@ -171,12 +155,12 @@ def gauges(rows: Rows) -> list[str]:
 
 def norms(rows: Rows) -> list[str]:
     """Path norms."""
-    ten = math.log(10)
-    body = [
-        [name, f"10^{row['path_norm']['log_l1'] / ten:.2f}",
-         f"10^{row['path_norm']['log_l2'] / ten:.2f}", size(row["path_norm"]["change"])]
-        for name, row in rows.items() if not refused(row["path_norm"])
-    ]  # fmt: skip
+    body = []
+    for name, row in rows.items():
+        found = row["path_norm"]
+        if not refused(found):
+            norms = [f"10^{found[key] / math.log(10):.2f}" for key in ("log_l1", "log_l2")]
+            body.append([name, *norms, size(found["change"])])
     heads = "network | L1 path norm | L2 path norm | change of its logarithm by rescaling"
     lines = table(heads, body)
     return lines + said(rows, "path_norm", "Refused")
@@ -187,12 +171,10 @@ def chains(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         facts = row["chain"]
-        cosines = facts.get("cosines")
-        more = (
-            f" Cosines of its steps with the gradients: {min(cosines):.3f} to {max(cosines):.3f}."
-            if cosines
-            else ""
-        )
+        more = ""
+        if cosines := facts.get("cosines"):
+            ends = f"{min(cosines):.3f} to {max(cosines):.3f}"
+            more = f" Cosines of its steps with the gradients: {ends}."
         lines.append(f"* {name}: {plain(refused(facts)) or facts['sentence']}{more}")
     return [*lines, ""]
 
@@ -203,11 +185,10 @@ def training(rows: Rows) -> list[str]:
     for name, row in rows.items():
         one, two = row["sgd"], row["gsgd"]
         cells = [size(one["losses"][0]), size(one["losses"][1]), size(one["rate"])]
-        cells += (
-            ["-"] * 3
-            if refused(two)
-            else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
-        )
+        if refused(two):
+            cells += ["-"] * 3
+        else:
+            cells += [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
         body.append([name, *cells])
     heads = (
         "network | loss at the start | SGD | its rate | G-SGD | its rate"
@@ -221,13 +202,10 @@ def reports(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         facts = row["report"]
-        absent = [
-            plain(reason) for part, reason in facts.get("absent", {}).items() if part != "chain"
-        ]
-        told = " ".join(absent) or "every part was measured."
-        lines.append(
-            f"* {name}: {plain(refused(facts)) or str(facts['kilobytes']) + ' kB; ' + told}"
-        )
+        absent = facts.get("absent", {})
+        said = " ".join(plain(reason) for part, reason in absent.items() if part != "chain")
+        told = f"{facts.get('kilobytes')} kB; {said or 'every part was measured.'}"
+        lines.append(f"* {name}: {plain(refused(facts)) or told}")
     return [*lines, ""]
 
 
@@ -236,7 +214,7 @@ def pairs_for_smoothing(rows: Rows) -> list[str]:
     lines = ["### Smoothing pairs", ""]
     for name, row in rows.items():
         found = row["smoothing"]
-        kinds = "; ".join(f"{count} x {kind}" for kind, count in found["kinds"].items())
+        kinds = counted(found["kinds"])
         lines.append(
             f"* {name}: {found['pairs']} pairs ({kinds}), {found['exact']} exact for the unchanged"
             f" model; largest change of the outputs {size(found['change'])}."
@@ -252,11 +230,9 @@ def without_a_quarter(rows: Rows) -> list[str]:
     for name, row in rows.items():
         found = row["pruning"]
         least = found["parameters"][1] / found["parameters"][0]
-        body.append(
-            [name, *map(str, (*found["hidden"], *found["queries"])), f"{least:.0%}",
-             size(found["change"]),
-             *(f"{quality:,.2f}" for quality in (*found["quality"], found["by_paths"]))]
-        )  # fmt: skip
+        sizes = map(str, (*found["hidden"], *found["queries"]))
+        ends = (f"{quality:,.2f}" for quality in (*found["quality"], found["by_paths"]))
+        body.append([name, *sizes, f"{least:.0%}", size(found["change"]), *ends])
         why += [f"* {name}: the residual stream stays: {reason}" for reason in found["refused"]]
     heads = (
         "network | hidden units | then | features of queries | then | parameters left"
@@ -285,12 +261,11 @@ def in_float16(rows: Rows) -> list[str]:
         for spread in ("0.0", "2.0", "3.0"):
             found = row["float16"][spread]
             kind = "as trained" if spread == "0.0" else f"deviation {spread}"
-            body.append(
-                [name, kind, *("yes" if fits else "no" for fits in found["fits"]),
-                 *(shown(error, ".1e") for error in found["error"]),
-                 f"{row['float16']['float32']:.2f}",
-                 *(shown(quality, ".2f") for quality in found["quality"])]
-            )  # fmt: skip
+            fits = ("yes" if fits else "no" for fits in found["fits"])
+            errors = (shown(error, ".1e") for error in found["error"])
+            qualities = (shown(quality, ".2f") for quality in found["quality"])
+            before = f"{row['float16']['float32']:.2f}"
+            body.append([name, kind, *fits, *errors, before, *qualities])
     heads = (
         "network | weights | fits | fitted | change in float16 | fitted"
         " | quality, float32 | float16 | fitted, float16"
@@ -313,10 +288,9 @@ def adapters(rows: Rows) -> list[str]:
     for name, row in rows.items():
         for run in row["adapters"]["runs"]:
             start = "as usual" if run["factor"] == 1 else "A divided by 30"
-            body.append(
-                [name, run["optimizer"], start, *(f"{loss:.3f}" for loss in run["losses"]),
-                 f"{row['pruning']['quality'][0]:.2f}", f"{run['quality']:.2f}"]
-            )  # fmt: skip
+            ends = (f"{loss:.3f}" for loss in run["losses"])
+            before = f"{row['pruning']['quality'][0]:.2f}"
+            body.append([name, run["optimizer"], start, *ends, before, f"{run['quality']:.2f}"])
     heads = "network | optimizer | start | loss | then | quality | then"
     return [
         "### Adapters",
@@ -331,18 +305,13 @@ def adapters(rows: Rows) -> list[str]:
 
 def costs(rows: Rows) -> list[str]:
     """Time and memory."""
+
+    def cost(row: Mapping[str, Any], part: str) -> str:
+        seconds = row[part]["seconds"] - (part != "graph") * row["graph"]["seconds"]
+        return f"{seconds:.0f} s, {row[part]['gigabytes']:.1f} GB"
+
     parts = next(iter(rows.values()))
-    body = [
-        [
-            part,
-            *(
-                f"{row[part]['seconds'] - (part != 'graph') * row['graph']['seconds']:.0f} s,"
-                f" {row[part]['gigabytes']:.1f} GB"
-                for row in rows.values()
-            ),
-        ]
-        for part in parts
-    ]
+    body = [[part, *(cost(row, part) for row in rows.values())] for part in parts]
     return [
         "### Time and memory",
         "",

@@ -15,13 +15,8 @@ SMALL = {
     "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 6}
-EXPERTS = {
-    **GROUPED,
-    "num_local_experts": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-}
+EXPERTS = {**GROUPED, "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS["moe_intermediate_size"] = 16
 PAIRED = {
     "vocab_size": WORDS, "d_model": 24, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 32,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -98,14 +97,12 @@ def vgg(widths: Sequence[int], norms: bool = False) -> nn.Sequential:
         norm = [nn.BatchNorm2d(o)] if norms else []
         layers += [nn.Conv2d(i, o, 3, padding=1), *norm, nn.ReLU(True)]
         i = o
-    classifier = [
-        nn.Linear(512 * 49, 4096),
-        nn.ReLU(True),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(True),
+    wide = [
+        layer
+        for inputs in (512 * 49, 4096)
+        for layer in (nn.Linear(inputs, 4096), nn.ReLU(True), nn.Dropout())
     ]
-    tail = [nn.AdaptiveAvgPool2d(7), nn.Flatten(), *classifier, nn.Dropout(), nn.Linear(4096, 1000)]
+    tail = [nn.AdaptiveAvgPool2d(7), nn.Flatten(), *wide, nn.Linear(4096, 1000)]
     return nn.Sequential(*layers, *tail)
 
 
@@ -114,40 +111,22 @@ zoo("vgg11", "vision", weights=132_863_336, units=10_944, modes=("train",))(
 )
 
 
-@zoo(
-    "alexnet",
-    "vision",
-    weights=61_100_840,
-    units=64 + 192 + 384 + 256 + 256 + 2 * 4096,
-    modes=("eval",),
-)
+# inputs, outputs, kernel, stride, padding, whether a pooling follows
+ALEXNET = [(3, 64, 11, 4, 2, True), (64, 192, 5, 1, 2, True), (192, 384, 3, 1, 1, False)]
+ALEXNET += [(384, 256, 3, 1, 1, False), (256, 256, 3, 1, 1, True)]
+
+
+@zoo("alexnet", "vision", weights=61_100_840, modes=("eval",),
+     units=sum(row[1] for row in ALEXNET) + 2 * 4096)  # fmt: skip
 def alexnet() -> tuple[Any, ...]:
-    act, pool = partial(nn.ReLU, True), partial(nn.MaxPool2d, 3, 2)
-    features = [
-        nn.Conv2d(3, 64, 11, 4, 2),
-        act(),
-        pool(),
-        nn.Conv2d(64, 192, 5, padding=2),
-        act(),
-        pool(),
-    ]
-    features += [nn.Conv2d(192, 384, 3, padding=1), act(), nn.Conv2d(384, 256, 3, padding=1), act()]
-    features += [
-        nn.Conv2d(256, 256, 3, padding=1),
-        act(),
-        pool(),
-        nn.AdaptiveAvgPool2d(6),
-        nn.Flatten(),
-    ]
-    classifier = [
-        nn.Dropout(),
-        nn.Linear(9216, 4096),
-        act(),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        act(),
-    ]
-    return nn.Sequential(*features, *classifier, nn.Linear(4096, 1000)), image(1, 224)
+    layers: list[nn.Module] = []
+    for i, o, k, s, padding, pools in ALEXNET:
+        layers += [nn.Conv2d(i, o, k, s, padding), nn.ReLU(True)]
+        layers += [nn.MaxPool2d(3, 2)] if pools else []
+    layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten()]
+    for i in (9216, 4096):
+        layers += [nn.Dropout(), nn.Linear(i, 4096), nn.ReLU(True)]
+    return nn.Sequential(*layers, nn.Linear(4096, 1000)), image(1, 224)
 
 
 class Fire(nn.Module):
@@ -206,26 +185,23 @@ def resnet(
     return nn.Sequential(*layers, *head(channels, classes))
 
 
-zoo("resnet18", "vision", weights=11_689_512, units=7_680, fast=True)(
-    lambda: (resnet("basic", (2, 2, 2, 2)), image())
-)
-zoo("resnet34", "vision", weights=21_797_672)(lambda: (resnet("basic", (3, 4, 6, 3)), image()))
-zoo("resnet50", "vision", weights=25_557_032)(lambda: (resnet("bottleneck", (3, 4, 6, 3)), image()))
-zoo("resnet152", "vision", weights=60_192_808, modes=("train",))(
-    lambda: (resnet("bottleneck", (3, 8, 36, 3)), image())
-)
-zoo("wide_resnet50_2", "vision", weights=68_883_240, modes=("train",))(
-    lambda: (resnet("bottleneck", (3, 4, 6, 3), 128), image())
-)
-zoo("resnext50_32x4d", "vision", weights=25_028_904)(
-    lambda: (resnet("bottleneck", (3, 4, 6, 3), 4, 32), image())
-)
+RESNETS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "resnet18": (("basic", (2, 2, 2, 2)), {"weights": 11_689_512, "units": 7_680, "fast": True}),
+    "resnet34": (("basic", (3, 4, 6, 3)), {"weights": 21_797_672}),
+    "resnet50": (("bottleneck", (3, 4, 6, 3)), {"weights": 25_557_032}),
+    "resnet152": (("bottleneck", (3, 8, 36, 3)), {"weights": 60_192_808, "modes": ("train",)}),
+    "wide_resnet50_2": (
+        ("bottleneck", (3, 4, 6, 3), 128),
+        {"weights": 68_883_240, "modes": ("train",)},
+    ),
+    "resnext50_32x4d": (("bottleneck", (3, 4, 6, 3), 4, 32), {"weights": 25_028_904}),
+}
+for name, (sizes, facts) in RESNETS.items():
+    zoo(name, "vision", **facts)(lambda sizes=sizes: (resnet(*sizes), image()))  # type: ignore[misc]
 
 
 class StandardizedConv(nn.Conv2d):
-    """A convolution with a standardised kernel (`how`: by hand, by `batch_norm` on
-    the weight, with a gain).
-    """
+    """A convolution with a standardised kernel: by hand, by `batch_norm`, with a gain."""
 
     how = "hand"
 
@@ -294,9 +270,7 @@ zoo("resnetv2_bit_batchnorm_weight", "vision")(lambda: (bit(BatchedConv), image(
 
 
 class NormFreeBlock(nn.Module):
-    """NFNet: scaled activations, standardised convolutions with gains,
-    squeeze-excite, a skip gain.
-    """
+    """NFNet: scaled activations, standardised convolutions, squeeze-excite, a skip gain."""
 
     def __init__(
         self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0
@@ -378,15 +352,47 @@ def inverted(
     return Residual(nn.Sequential(*body, StochasticDepth(drop)) if drop else body)
 
 
+def stages(
+    i: int, rows: Sequence[tuple[int, ...]], act: Act, excited: bool = False, step: float = 0.0
+) -> list[nn.Module]:
+    """Inverted residuals by their expansion, channels, number, first stride and kernel; each drops
+    out more often by a step than the one before.
+    """
+    layers: list[nn.Module] = []
+    for t, c, n, s, k in rows:
+        for repeat in range(n):
+            excite = SqueezeExcite(i * t, max(1, i // 4), act) if excited else None
+            drop = step * len(layers)
+            layers.append(inverted(i, i * t, c, k, 1 if repeat else s, act, excite, drop))
+            i = c
+    return layers
+
+
+V2 = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3)]
+V2 += [(6, 160, 3, 2, 3), (6, 320, 1, 1, 3)]
+B0 = [(1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5)]
+B0 += [(6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]
+MNAS = [(3, 24, 3, 2, 3), (3, 40, 3, 2, 5), (6, 80, 3, 2, 5), (6, 96, 2, 1, 3), (6, 192, 4, 2, 5)]
+MNAS += [(6, 320, 1, 1, 3)]
+
+
 @zoo("mobilenet_v2", "vision", weights=3_504_872, fast=True)
 def mobilenet_v2() -> tuple[Any, ...]:
-    layers, i = [conv_bn(3, 32, 3, 2, act=nn.ReLU6)], 32
-    for t, c, n, s in (1, 16, 1, 1), (6, 24, 2,
-                                      2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1):  # fmt: skip  # noqa: E501
-        for k in range(n):
-            layers.append(inverted(i, i * t, c, 3, 1 if k else s, nn.ReLU6))
-            i = c
-    return nn.Sequential(*layers, conv_bn(i, 1280, act=nn.ReLU6), *head(1280)), image()
+    layers = [conv_bn(3, 32, 3, 2, act=nn.ReLU6), *stages(32, V2, nn.ReLU6)]
+    return nn.Sequential(*layers, conv_bn(320, 1280, act=nn.ReLU6), *head(1280)), image()
+
+
+@zoo("efficientnet_b0", "vision", weights=5_288_548)
+def efficientnet_b0() -> tuple[Any, ...]:
+    layers = [conv_bn(3, 32, 3, 2, act=nn.SiLU), *stages(32, B0, nn.SiLU, True, 0.0125)]
+    return nn.Sequential(*layers, conv_bn(320, 1280, act=nn.SiLU), *head(1280)), image()
+
+
+@zoo("mnasnet1_0", "vision", weights=4_383_312)
+def mnasnet() -> tuple[Any, ...]:
+    layers = [conv_bn(3, 32, 3, 2), conv_bn(32, 32, 3, 1, 32), conv_bn(32, 16, act=None)]
+    layers += stages(16, MNAS, nn.ReLU)
+    return nn.Sequential(*layers, conv_bn(320, 1280), *head(1280)), image()
 
 
 V3_LARGE = [
@@ -410,29 +416,10 @@ def mobilenet_v3() -> tuple[Any, ...]:
         excite = SqueezeExcite(inner, squeeze, gate=nn.Hardsigmoid) if se else None
         layers.append(inverted(i, inner, o, k, s, nn.ReLU if act == "R" else nn.Hardswish, excite))
         i = o
-    tail = [
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(960, 1280),
-        nn.Hardswish(),
-        nn.Dropout(0.2),
-    ]
-    return (
-        nn.Sequential(*layers, conv_bn(i, 960, act=nn.Hardswish), *tail, nn.Linear(1280, 1000)),
-        image(),
-    )
-
-
-@zoo("efficientnet_b0", "vision", weights=5_288_548)
-def efficientnet_b0() -> tuple[Any, ...]:
-    layers, i, drop = [conv_bn(3, 32, 3, 2, act=nn.SiLU)], 32, 0.0
-    for t, c, n, s, k in (1, 16, 1, 1,
-                          3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3):  # fmt: skip  # noqa: E501
-        for repeat in range(n):
-            excite = SqueezeExcite(i * t, max(1, i // 4), nn.SiLU)
-            layers.append(inverted(i, i * t, c, k, 1 if repeat else s, nn.SiLU, excite, drop))
-            i, drop = c, drop + 0.0125
-    return nn.Sequential(*layers, conv_bn(i, 1280, act=nn.SiLU), *head(1280)), image()
+    # (in this order, on which random weights depend)
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280), nn.Hardswish()]
+    layers += [conv_bn(i, 960, act=nn.Hardswish), *tail, nn.Dropout(0.2), nn.Linear(1280, 1000)]
+    return nn.Sequential(*layers), image()
 
 
 class Shuffle(nn.Module):
@@ -464,18 +451,6 @@ def shufflenet_v2() -> tuple[Any, ...]:
     return nn.Sequential(*layers, conv_bn(i, 1024), *head(1024)), image()
 
 
-@zoo("mnasnet1_0", "vision", weights=4_383_312)
-def mnasnet() -> tuple[Any, ...]:
-    layers = [conv_bn(3, 32, 3, 2), conv_bn(32, 32, 3, 1, 32), conv_bn(32, 16, act=None)]
-    i = 16
-    for o, k, s, t, n in (24, 3, 2, 3,
-                          3), (40, 5, 2, 3, 3), (80, 5, 2, 6, 3), (96, 3, 1, 6, 2), (192, 5, 2, 6, 4), (320, 3, 1, 6, 1):  # fmt: skip  # noqa: E501
-        for repeat in range(n):
-            layers.append(inverted(i, i * t, o, k, 1 if repeat else s, nn.ReLU))
-            i = o
-    return nn.Sequential(*layers, conv_bn(320, 1280), *head(1280)), image()
-
-
 # --- concatenating networks
 
 
@@ -502,12 +477,8 @@ def densenet() -> tuple[Any, ...]:
             layers.append(DenseLayer(i))
             i += 32
         if stage < 3:
-            layers += [
-                nn.BatchNorm2d(i),
-                nn.ReLU(),
-                nn.Conv2d(i, i // 2, 1, bias=False),
-                nn.AvgPool2d(2),
-            ]
+            transition = nn.Conv2d(i, i // 2, 1, bias=False)
+            layers += [nn.BatchNorm2d(i), nn.ReLU(), transition, nn.AvgPool2d(2)]
             i //= 2
     return nn.Sequential(*layers, nn.BatchNorm2d(i), nn.ReLU(), *head(i)), image()
 
@@ -524,46 +495,39 @@ class Branches(nn.Module):
 
 
 def inception(i: int, a: int, b: int, c: int, d: int, e: int, f: int) -> Branches:
-    pool = nn.MaxPool2d(3, 1, 1, ceil_mode=True)
     two, three = [conv_bn(i, b), conv_bn(b, c, 3)], [conv_bn(i, d), conv_bn(d, e, 3)]
-    return Branches(
-        conv_bn(i, a),
-        nn.Sequential(*two),
-        nn.Sequential(*three),
-        nn.Sequential(pool, conv_bn(i, f)),
-    )
+    four = [nn.MaxPool2d(3, 1, 1, ceil_mode=True)]
+    first = conv_bn(i, a)
+    four.append(conv_bn(i, f))
+    return Branches(first, *(nn.Sequential(*branch) for branch in (two, three, four)))
+
+
+# what the branches of an inception block read and write, by the poolings between the blocks
+INCEPTIONS = [
+    [(192, 64, 96, 128, 16, 32, 32), (256, 128, 128, 192, 32, 96, 64)],
+    [
+        (480, 192, 96, 208, 16, 48, 64),
+        (512, 160, 112, 224, 24, 64, 64),
+        (512, 128, 128, 256, 24, 64, 64),
+        (512, 112, 144, 288, 32, 64, 64),
+        (528, 256, 160, 320, 32, 128, 128),
+    ],
+    [(832, 256, 160, 320, 32, 128, 128), (832, 384, 192, 384, 48, 128, 128)],
+]
 
 
 @zoo("googlenet", "vision", weights=6_624_904)
 def googlenet() -> tuple[Any, ...]:
-    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)
-    layers: list[nn.Module] = [
-        conv_bn(3, 64, 7, 2),
-        pool(),
-        conv_bn(64, 64),
-        conv_bn(64, 192, 3),
-        pool(),
-    ]
-    layers += [
-        inception(192, 64, 96, 128, 16, 32, 32),
-        inception(256, 128, 128, 192, 32, 96, 64),
-        pool(),
-    ]
-    layers += [inception(480, 192, 96, 208, 16, 48, 64), inception(512, 160, 112, 224, 24, 64, 64)]
-    layers += [inception(512, 128, 128, 256, 24, 64, 64), inception(512, 112, 144, 288, 32, 64, 64)]
-    layers += [inception(528, 256, 160, 320, 32, 128, 128), nn.MaxPool2d(2, 2, ceil_mode=True)]
-    layers += [
-        inception(832, 256, 160, 320, 32, 128, 128),
-        inception(832, 384, 192, 384, 48, 128, 128),
-    ]
+    pools = [nn.MaxPool2d(size, 2, ceil_mode=True) for size in (3, 3, 3, 2)]
+    layers = [conv_bn(3, 64, 7, 2), pools[0], conv_bn(64, 64), conv_bn(64, 192, 3)]
+    for pool, rows in zip(pools[1:], INCEPTIONS, strict=True):
+        layers += [pool, *(inception(*row) for row in rows)]
     tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1024, 1000)]
     return nn.Sequential(*layers, *tail), image()
 
 
 class CrossStage(nn.Module):
-    """YOLO's cross stage partial block: chunk, residual bottlenecks, concatenate
-    everything; SiLU or LeakyReLU.
-    """
+    """YOLO's cross stage partial block: chunk, residual bottlenecks, concatenate everything."""
 
     def __init__(self, i: int, o: int, n: int, act: Act) -> None:
         super().__init__()
@@ -583,9 +547,7 @@ class CrossStage(nn.Module):
 
 
 class Yolo(nn.Module):
-    """A small detector: stem, cross stages, spatial pyramid pooling, upsampling and
-    concatenation, two heads.
-    """
+    """A small detector: cross stages, pyramid pooling, upsampling, two heads."""
 
     def __init__(self, act: Act) -> None:
         super().__init__()
@@ -624,16 +586,9 @@ class UNet(nn.Module):
         pairs = list(zip((3, *widths), widths, strict=False))
         self.down = nn.ModuleList(self.twice(i, o, norm) for i, o in pairs)
         back = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
-        kernel = {"transpose": 2, "transpose_odd": 3}.get(up)
+        how = {"transpose": (2, 2), "transpose_odd": (3, 2, 1, 1)}.get(up)
         self.grow = nn.ModuleList(
-            (
-                nn.ConvTranspose2d(
-                    i, o, kernel, 2, kernel // 2 if kernel == 3 else 0, 1 if kernel == 3 else 0
-                )
-                if kernel
-                else nn.Conv2d(i, o, 1)
-            )
-            for i, o in back
+            nn.ConvTranspose2d(i, o, *how) if how else nn.Conv2d(i, o, 1) for i, o in back
         )
         self.merge = nn.ModuleList(self.twice(2 * o, o, norm) for _, o in back)
         self.last = nn.Conv2d(widths[0], 4, 1)
@@ -669,39 +624,31 @@ zoo("unet_instance_norm", "vision")(
 
 @zoo("dcgan_generator", "vision")
 def dcgan() -> tuple[Any, ...]:
-    widths = (512, 256, 128, 64)
-    layers: list[nn.Module] = [
-        nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False),
-        nn.BatchNorm2d(512),
-        nn.ReLU(),
-    ]
-    for i, o in itertools.pairwise(widths):
-        layers += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
-    return nn.Sequential(
-        *layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh()
-    ), torch.randn(2, 100, 1, 1)
+    layers: list[nn.Module] = []
+    for i, o, stride, padding in (
+        (100, 512, 1, 0),
+        (512, 256, 2, 1),
+        (256, 128, 2, 1),
+        (128, 64, 2, 1),
+    ):
+        grow = nn.ConvTranspose2d(i, o, 4, stride, padding, bias=False)
+        layers += [grow, nn.BatchNorm2d(o), nn.ReLU()]
+    last = nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False)
+    return nn.Sequential(*layers, last, nn.Tanh()), torch.randn(2, 100, 1, 1)
 
 
 @zoo("cyclegan_generator", "vision")
 def cyclegan() -> tuple[Any, ...]:
-    norm, act = partial(nn.InstanceNorm2d), nn.ReLU
-    layers: list[nn.Module] = [nn.ReflectionPad2d(3), nn.Conv2d(3, 32, 7), norm(32), act()]
+    norm, act, pad = nn.InstanceNorm2d, nn.ReLU, nn.ReflectionPad2d
+    layers: list[nn.Module] = [pad(3), nn.Conv2d(3, 32, 7), norm(32), act()]
     for i in (32, 64):
         layers += [nn.Conv2d(i, 2 * i, 3, 2, 1), norm(2 * i), act()]
     for _ in range(2):
-        pads = [
-            nn.ReflectionPad2d(1),
-            nn.Conv2d(128, 128, 3),
-            norm(128),
-            act(),
-            nn.ReflectionPad2d(1),
-        ]
-        layers.append(Residual(nn.Sequential(*pads, nn.Conv2d(128, 128, 3), norm(128))))
+        first = [pad(1), nn.Conv2d(128, 128, 3), norm(128), act()]
+        layers.append(Residual(nn.Sequential(*first, pad(1), nn.Conv2d(128, 128, 3), norm(128))))
     for i in (128, 64):
         layers += [nn.ConvTranspose2d(i, i // 2, 3, 2, 1, 1), norm(i // 2), act()]
-    return nn.Sequential(*layers, nn.ReflectionPad2d(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(
-        size=32
-    )
+    return nn.Sequential(*layers, pad(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(size=32)
 
 
 class DeepLab(nn.Module):

@@ -136,9 +136,7 @@ def test_operations_without_a_rule_are_sound(name: str) -> None:
 
 
 def directly(name: str, case: Case, rule: Any) -> tuple[Any, Any, Scales]:
-    """What a rule makes of operands with free scales, the operation's own
-    result, and the interpretation.
-    """
+    """What a rule makes of free scales, the operation's own result, and the interpretation."""
     semantics = Scales({}, {})
     ids: dict[int, Tensor] = {}
 

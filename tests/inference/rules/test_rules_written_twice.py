@@ -1,41 +1,33 @@
-"""One network written in two ways has the same units, and keeps its
-outputs when they are rescaled.
-"""
+"""One network written in two ways has the same units, and keeps its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import network
+from rescaled import change
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.evidence.bench import rescaled_in_place
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
 
-Form = Callable[["Written", Tensor], Tensor]
+Form = Callable[[Any, Tensor], Tensor]
 
 
-class Written(nn.Module):
+def written(function: Form, features: int, **weights: tuple[int, ...]) -> nn.Module:
     """Linear 4 -> 6, ReLU, a few weights in a function, Linear -> 2."""
-
-    def __init__(
-        self,
-        function: Callable[[Written, Tensor], Tensor],
-        features: int,
-        **weights: tuple[int, ...],
-    ) -> None:
-        super().__init__()
-        self.function, self.first, self.last = function, nn.Linear(4, 6), nn.Linear(features, 2)
-        for name, shape in weights.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.relu(self.function(self, F.relu(self.first(x)))))
+    return network(
+        lambda net, x: net.last(F.relu(function(net, F.relu(net.first(x))))),
+        first=nn.Linear(4, 6),
+        last=nn.Linear(features, 2),
+        **{name: nn.Parameter(torch.randn(shape)) for name, shape in weights.items()},
+    ).double()
 
 
 def diagonal(h: Tensor) -> Tensor:
@@ -86,6 +78,16 @@ PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
         3,
         {"u": (3, 6, 4)},
     ),
+    # operands of other ranks are broadcast before a dimension is counted
+    **{
+        f"angles along dimension {dim}": (
+            lambda m, h: F.cosine_similarity(h[:, None], m.u, dim=-1),
+            lambda m, h, dim=dim: F.cosine_similarity(h[..., None], m.u.T, dim=dim),
+            3,
+            {"u": (3, 6)},
+        )
+        for dim in (1, -2)
+    },
     "a transposed convolution of one pixel": (
         lambda m, h: torch.einsum("ni,iok->nok", h, m.u).sum(-1),
         lambda m, h: F.conv_transpose1d(h[:, :, None], m.u, stride=2).sum(-1),
@@ -95,13 +97,11 @@ PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
 }
 
 
-@torch.no_grad()
-def graph_and_gap(model: nn.Module, x: Tensor) -> tuple[ps.ReductionGraph, float]:
+def graph_and_gap(model: nn.Module) -> tuple[ps.ReductionGraph, float]:
     """The graph, and how far random scales of its units move the outputs."""
+    x = torch.randn(3, 4).double()
     graph = ps.trace(model, x)
-    before = model(x)
-    with rescaled_in_place(model, graph, torch.randn(graph.num_units, dtype=torch.float64)):
-        return graph, float((model(x) - before).abs().max())
+    return graph, change(model, graph, x)
 
 
 def starts(graph: ps.ReductionGraph) -> dict[str, bool]:
@@ -112,9 +112,8 @@ def starts(graph: ps.ReductionGraph) -> dict[str, bool]:
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
     plain, other, features, weights = PAIRS[name]
-    x = torch.randn(3, 4).double()
     (a, first), (b, second) = (
-        graph_and_gap(Written(form, features, **weights).double(), x) for form in (plain, other)
+        graph_and_gap(written(form, features, **weights)) for form in (plain, other)
     )
     assert max(first, second) < 1e-9
     assert (a.num_units, a.num_weights, len(a.pinned)) == (
@@ -122,36 +121,18 @@ def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
         b.num_weights,
         len(b.pinned),
     )
-    assert a.num_units > 6
+    assert a.num_units > 3
     # a weight that is taken for an activation would start where the inputs start
     assert starts(a) == starts(b)
 
 
 def test_counts_leave_features_free() -> None:
-    """Norms of order 0 count entries that are not 0, distances those that differ: each
-    feature has its own scale.
-    """
+    """Norms of order 0 count entries that are not 0, distances those that differ."""
     for counted in (
         lambda m, h: F.pairwise_distance(h, h.flip(0), p=0, eps=0.0)[:, None] * m.u,
         lambda m, h: torch.cdist(h, h.flip(0), p=0).mean(1, keepdim=True) * m.u,
         lambda m, h: torch.linalg.vector_norm(h, 0, dim=1, keepdim=True) * m.u,
         lambda m, h: h.norm(p=0, dim=1, keepdim=True) * m.u,
     ):
-        graph, gap = graph_and_gap(
-            Written(counted, 3, u=(1, 3)).double(), torch.randn(3, 4).double()
-        )
+        graph, gap = graph_and_gap(written(counted, 3, u=(1, 3)))
         assert graph.num_units == 9 and gap < 1e-9
-
-
-def test_the_dimension_of_angles_is_that_of_the_operands_together() -> None:
-    """Operands of other ranks are broadcast before a dimension is counted."""
-    prototypes = {"u": (3, 6)}
-    for dim in (1, -2):
-        written = Written(
-            lambda m, h, dim=dim: F.cosine_similarity(h[..., None], m.u.T, dim=dim), 3, **prototypes
-        )
-        other = Written(lambda m, h: F.cosine_similarity(h[:, None], m.u, dim=-1), 3, **prototypes)
-        (graph, gap), (same, _) = (
-            graph_and_gap(model.double(), torch.randn(3, 4).double()) for model in (written, other)
-        )
-        assert gap < 1e-9 and graph.num_units == same.num_units
