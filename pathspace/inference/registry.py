@@ -68,6 +68,7 @@ KINDS: dict[str, str] = {
     "padding": "elements with a margin",
     "choice": "elements of one operand or the other",
     "pick": "elements at positions that are operands",
+    "bag": "sums, means or maxima of rows at positions that are operands",
     "write": "elements put in, or added to, places of another tensor",
     "sum": "``x + y`` and ``x - y``",
     "combination": "other sums of operands with coefficients",

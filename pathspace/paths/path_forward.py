@@ -30,6 +30,7 @@ from .path_sums import AffineMap, Chosen, Sum, Unknown, each_sum, is_float
 
 # kind of a homogeneous operation -> why it has no sum over paths
 _NO_SUM = {
+    "bag": "bags divide or weigh rows, or take several at once",
     "power": "only powers with a positive integer as exponent are sums over paths",
     "quotient": "a quotient is not a sum over paths",
 }
@@ -203,8 +204,8 @@ class PathSums(ByFacts):
     def by_rule(self, call: OperationCall) -> Any:
         """Pass sums through the rule of the operation."""
         facts, request, p = call.facts, self.request, self.p
-        if "embedding_bag" in call.name:
-            return self.stopped(call, "bags divide or weigh rows, or take several at once")
+        if facts.kind == "bag":
+            return self.stopped(call, _NO_SUM["bag"])
         if call.name == "aten.index_add":
             # (its factor, for which the rule has no edge, in what is added)
             factor = abs(call.kwargs.get("alpha", 1)) ** p

@@ -65,7 +65,7 @@ def follows(
             return False
     checks: dict[str, Callable[[], bool]] = {
         "quotient": lambda: not reading.carries(args[1]),
-        "power": lambda: reading.place.op == "aten.square" or named.get("exponent") == 2,
+        "power": lambda: named.get("exponent", *facts.degree[:1]) == 2,
         "norm": lambda: _is_length(named) and len(leaves) == 1,
         "write": lambda: "dim" in named and "index" not in named,
         "part": lambda: "dim" in named,

@@ -150,9 +150,9 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
     return edges(semantics, table, constant((1, 1)), [0])
 
 
-@rule("aten.embedding_bag", kind="pick")
+@rule("aten.embedding_bag", kind="bag")
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
-    """Sums, means or maxima of rows, perhaps weighted."""
+    """Rows, perhaps weighted."""
     out = _rows(semantics, weight).expand(shape_of(semantics.place.result[0]))
     factors = args[5] if len(args) > 5 else kwargs.get("per_sample_weights")
     if factors is not None:
