@@ -89,6 +89,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3, weight_decay=0.1),
     "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, momentum=0.5),
     "lion": lambda m: Lion(m.parameters(), lr=1e-3),
+    # (the first sums are constants, whatever the scales of the weights)
+    "adagrad": lambda m: torch.optim.Adagrad(
+        m.parameters(), lr=0.02, initial_accumulator_value=0.1
+    ),
     "muon": muon,
 }
 
