@@ -75,7 +75,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
               "residual", "cost", "losses", "gradients")],
         ["theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",
-         "diagnostics_lemmas", "subject", "signatures", "cost", "degeneracy"]),
+         "diagnostics_lemmas", "subject", "signatures", "cost", "degeneracy",
+         "diagnostics_models"]),
 }  # fmt: skip
 
 

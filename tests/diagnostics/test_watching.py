@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import runs
 import torch
-from cases import network
+from cases import ResidualMLP, network
 from descent import descend
 from torch import nn
 from torch.nn import functional as F
@@ -422,8 +422,7 @@ def test_a_loss_that_the_model_computes_is_judged_too() -> None:
 @pytest.mark.parametrize("penalised", [False, True])
 def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool) -> None:
     """Before the pass, after it, and when chain and units are observed, too."""
-    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), runs.plain(6), nn.Linear(6, 3))
-    x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+    model, x, y = ResidualMLP(6, 6, (6,), 3), torch.randn(8, 6), torch.randint(0, 3, (8,))
     if penalised:
         penalise_(model, x, tau=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

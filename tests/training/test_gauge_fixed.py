@@ -205,21 +205,6 @@ def test_the_users_gauge_is_kept_between_steps() -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
-def test_gradients_come_back_with_the_users_gauge() -> None:
-    """Whoever logs them after a step, or adds to them, finds those before it."""
-    model, x, y = made(mlp)
-    graph = ps.trace(model, x[:2])
-    model = scrambled(model, graph, 10)
-    optimizer = GaugeFixed(
-        torch.optim.SGD(model.parameters(), lr=1e-3), graph, return_to="user", model=model
-    )
-    F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
-    before = {name: p.grad.clone() for name, p in model.named_parameters()}
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, before[name], rtol=1e-12, atol=0, msg=name)
-
-
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2), (4, 3, 5)])
 @pytest.mark.parametrize("kept", [(0,), (1,), (0, 1)])
 def test_sums_of_squares_have_one_for_each_entry(

@@ -311,32 +311,6 @@ def test_a_weight_of_zero_on_a_tree_is_refused_before_anything_changes() -> None
     assert equal(model, before)
 
 
-def test_momentum_may_pause() -> None:
-    """By hand, for one chain: p = a b with b constant, and P = c d; torch's SGD on
-    path values gives the same.
-    """
-    model = mlp(2, 1, 1, bias=False).double()
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[1.0, 3.0]]))
-        model[2].weight.fill_(2.0)
-    x = torch.ones(1, 2).double()
-    values = torch.tensor([2.0, 6.0], dtype=torch.float64, requires_grad=True)
-    optimizer = GSGD(
-        model.named_parameters(), lr=0.01, momentum=0.9, skeleton=skeleton_of(model, x)
-    )
-    reference = optim.SGD([values], lr=0.01, momentum=0.9)
-    for i in range(9):
-        for one in (optimizer, reference):
-            one.zero_grad()
-            one.param_groups[0]["momentum"] = 0.0 if 3 <= i <= 5 else 0.9
-        (model(x) - 3).square().sum().backward()
-        (values.sum() - 3).square().backward()
-        optimizer.step()
-        reference.step()
-        found = (model[0].weight * model[2].weight).detach().reshape(-1)
-        torch.testing.assert_close(found, values.detach(), rtol=1e-12, atol=0)
-
-
 # --- memory
 
 

@@ -34,6 +34,46 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+def into_branch(model: Toy, x: Tensor, block: nn.Module, i: int) -> Tensor:
+    z = model.keep(block(x))
+    z += x
+    return z
+
+
+def into_view(model: Toy, x: Tensor, block: nn.Module, i: int) -> Tensor:
+    z = model.keep(block(x).view(-1, x.shape[-1]))
+    z += x
+    return z
+
+
+def into_stream(model: Toy, x: Tensor, block: nn.Module, i: int) -> Tensor:
+    x = x.clone()
+    z = model.keep(block(x.clone()))
+    x += z
+    return x
+
+
+def parallel(model: Toy, x: Tensor, block: nn.Module, i: int) -> Tensor:
+    y = x + model.keep(block(x))
+    return y + model.keep(model.blocks[(i + 1) % 3](x).tanh())
+
+
+STYLES: dict[str, Callable[[Any, Tensor, nn.Module, int], Tensor]] = {
+    "plain": lambda m, x, block, i: x + m.keep(block(x)),
+    "left": lambda m, x, block, i: m.keep(block(x)) + x,
+    "function": lambda m, x, block, i: torch.add(x, other=m.keep(block(x), 0.25), alpha=0.25),
+    "alpha_left": lambda m, x, block, i: torch.add(m.keep(block(x)), x, alpha=0.5),
+    "difference": lambda m, x, block, i: x - m.keep(block(x), -1.0),
+    "scaled": lambda m, x, block, i: x + m.keep(F.dropout(m.scales[i] * block(x), 0.0)),
+    "into_branch": into_branch,
+    "into_branch_alias": lambda m, x, block, i: m.keep(block(x)).add_(x),
+    "into_view": into_view,
+    "into_stream": into_stream,
+    "shortcut": lambda m, x, block, i: m.down(x) + m.keep(m.scales[i] * block(x).tanh()),
+    "parallel": parallel,
+}
+
+
 class Toy(nn.Module):
     """Three blocks whose forward is written in a given style; `zs` keeps the
     directions, for the explicit loss.
@@ -41,7 +81,7 @@ class Toy(nn.Module):
 
     def __init__(self, style: str, width: int = 6) -> None:
         super().__init__()
-        self.style = style
+        self.style, self.keeps = style, True
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(3)
         )
@@ -53,65 +93,13 @@ class Toy(nn.Module):
         self.zs: list[Tensor] = []
         act = nn.ReLU(inplace=True) if self.style.endswith("relu_") else nn.Identity()
         for i, block in enumerate(self.blocks):
-            x = act(getattr(self, "_" + self.style.removesuffix("_relu_"))(x, block, i))
+            x = act(STYLES[self.style.removesuffix("_relu_")](self, x, block, i))
         return self.head(x)
 
-    def _keep(self, z: Tensor, factor: float = 1.0) -> Tensor:
-        self.zs.append(factor * (z.clone() if z.requires_grad else z))
+    def keep(self, z: Tensor, factor: float = 1.0) -> Tensor:
+        if self.keeps:
+            self.zs.append(factor * (z.clone() if z.requires_grad else z))
         return z
-
-    def _plain(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return x + self._keep(block(x))
-
-    def _left(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return self._keep(block(x)) + x
-
-    def _function(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return torch.add(x, other=self._keep(block(x), 0.25), alpha=0.25)
-
-    def _alpha_left(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return torch.add(self._keep(block(x)), x, alpha=0.5)
-
-    def _difference(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return x - self._keep(block(x), -1.0)
-
-    def _scaled(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return x + self._keep(F.dropout(self.scales[i] * block(x), 0.0))
-
-    def _into_branch(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        z = self._keep(block(x))
-        z += x
-        return z
-
-    def _into_branch_alias(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        z = self._keep(block(x))
-        z.add_(x)
-        return z
-
-    def _into_view(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        z = self._keep(block(x).view(-1, x.shape[-1]))
-        z += x
-        return z
-
-    def _into_stream(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        x = x.clone()
-        z = self._keep(block(x.clone()))
-        x += z
-        return x
-
-    def _shortcut(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        return self.down(x) + self._keep(self.scales[i] * block(x).tanh())
-
-    def _parallel(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
-        y = x + self._keep(block(x))
-        return y + self._keep(self.blocks[(i + 1) % 3](x).tanh())
-
-
-STYLES = [
-    name.removeprefix("_")
-    for name in vars(Toy)
-    if name.startswith("_") and not name.startswith(("__", "_keep"))
-]
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -548,7 +536,7 @@ def compiled(name: str) -> tuple[nn.Module, Tensor]:
         return layer.double(), torch.randn(5, 4, 8, dtype=torch.float64)
     model, _ = toy(name)
     model.zs = []
-    model._keep = lambda z, factor=1.0: z  # type: ignore[method-assign]
+    model.keeps = False
     return model, x
 
 
@@ -601,7 +589,7 @@ def test_compile_with_other_batch_sizes_and_a_schedule(backend: str, dtype: torc
 def test_compiled_first_and_penalised_then(way: str, warm: bool) -> None:
     """Whole or block by block, with ``compile()`` or wrapped, run before or not."""
     model, x = compiled("loop")
-    stack = nn.Sequential(model, copy.deepcopy(model))
+    stack = model if way == "wrapped" else nn.Sequential(model, copy.deepcopy(model))
     plain = penalise_(copy.deepcopy(stack), x, tau=TAU)
     want = gradients(plain, plain(x).square().sum())
     torch._dynamo.reset()
@@ -614,7 +602,7 @@ def test_compiled_first_and_penalised_then(way: str, warm: bool) -> None:
     if warm:
         fast(x)
     assert penalise_(fast, x, tau=TAU) is fast
-    assert len(stack.penal_connection.nodes) == 8
+    assert len(stack.penal_connection.nodes) == len(plain.penal_connection.nodes)
     got = gradients(stack, fast(x).square().sum())
     assert_equal({name.replace("_orig_mod.", ""): value for name, value in got.items()}, want)
     assert list(fast.state_dict()) == keys
@@ -935,6 +923,20 @@ def test_sequences_first() -> None:
         found.append((record.cosines, gradients(net, net(given).square().sum())))
     assert torch.allclose(found[0][0], found[1][0], rtol=1e-9)
     assert_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"per": "batch"}, "per = "), ({"scale": 2.0}, "scale belongs"), ({}, "penalised already")],
+)
+def test_bad_input(settings: Any, words: str) -> None:
+    model, x = toy("plain")
+    with pytest.raises(InputError, match="not a Markov chain"):
+        penalise_(nn.Linear(3, 3), torch.ones(2, 3), tau=1.0)
+    if not settings:
+        penalise_(model, x, tau=1.0)
+    with pytest.raises(InputError, match=words):
+        penalise_(model, x, tau=1.0, **settings)
 
 
 def test_observing_a_penalised_model() -> None:
