@@ -392,21 +392,3 @@ def test_a_sparse_gradient_leaves_the_users_gauge() -> None:
         with pytest.raises(UnsupportedError, match=r"sparse gradient of 'words.weight'"):
             optimizer.step(given)
         torch.testing.assert_close(weights(rows), before)
-
-
-@pytest.mark.parametrize("way", ["canonical", "user"])
-def test_only_the_last_wrapper_takes_steps(way: str) -> None:
-    model = net()
-    graph = ps.trace(model, X)
-    plain = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    first = GaugeFixed(plain, graph, return_to=way)
-    step(model, first)
-    twin, copied = copy.deepcopy((model, first))
-    step(twin, copied)
-    second = GaugeFixed(plain, graph, return_to=way)
-    for _ in range(2):
-        with pytest.raises(InputError, match="GaugeFixed found a step after unwrap"):
-            step(model, first)
-        second.unwrap()
-        first, second = second, copied
-        model = twin

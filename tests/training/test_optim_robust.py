@@ -397,6 +397,14 @@ def test_a_step_of_the_optimizer_inside_warns_until_it_is_unwrapped() -> None:
             step(model, inner)
         with pytest.raises(InputError, match="step after unwrap"):
             step(model, wrapped)
+    # the last wrapper takes the steps, and copies are apart
+    first = GaugeFixed(inner, graph)
+    twin, copied = copy.deepcopy((model, first))
+    last = GaugeFixed(inner, graph)
+    with pytest.raises(InputError, match="GaugeFixed found a step after unwrap"):
+        step(model, first)
+    step(model, last)
+    step(twin, copied)
 
 
 def test_masks_from_a_file_make_the_optimizer_that_wrote_them(tmp_path: Path) -> None:
