@@ -195,6 +195,12 @@ def test_figures_agree_with_the_library(found: Report) -> None:
         )
 
 
+def test_notebooks_show_the_page_in_a_frame(found: Report) -> None:
+    shown = found._repr_html_()
+    (frame,) = [attributes for name, attributes in Page(shown).elements if name == "iframe"]
+    assert frame["srcdoc"] == found.html
+
+
 def test_histograms_are_those_of_the_path_values() -> None:
     model, x = residual()
     skeleton = ps.trace(model, x).skeleton(rule="magnitude")
@@ -341,6 +347,28 @@ def test_weights_that_only_larger_inputs_use_are_named_beside_the_certificate() 
     assert found.sentences["certificate"].endswith(expected)
     whole = report(model, torch.randn(2, 9, 3)).sentences["certificate"]
     assert "exactly these sizes" not in whole
+
+
+def test_path_values_are_shown_beside_dead_units() -> None:
+    """All weights at a unit are 0: paths through it have the value 0, the others the
+    one that they have without.
+    """
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2))
+    model[0].weight.data[2] = model[2].weight.data[:, 2] = 0.0  # type: ignore[union-attr, operator, index]
+    x = torch.randn(5, 3)
+    found = report(model, x)
+    values = found.facts["values"]["values"]
+    with torch.no_grad():
+        first, second = model[0].weight, model[2].weight  # type: ignore[union-attr]
+        paths = torch.cat([(second[:, :, None] * first[None]).reshape(-1), model[2].bias])  # type: ignore[union-attr]
+    kept = paths[paths != 0].abs().log10()
+    assert found.facts["values"]["dead"] == 1 and values["zeros"] > 0 and not values["not_finite"]
+    assert values["zeros"] + values["count"] == found.facts["certificate"]["basis_paths"]
+    assert kept.min() - 1e-4 <= values["smallest"] <= values["largest"] <= kept.max() + 1e-4
+    assert (
+        "are 0 (1 unit on no path of weights other than 0; trees chosen"
+        in found.sentences["values"]
+    )
 
 
 def test_what_is_not_finite_is_said_and_not_left_out() -> None:

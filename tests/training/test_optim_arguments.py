@@ -158,6 +158,9 @@ def test_joined_optimizers_take_no_groups_later() -> None:
         with pytest.raises(InputError, match=r"(after it was made|expected all of them before)"):
             joined.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         assert len(joined.param_groups) == 2
+    with pytest.raises(InputError, match="not the model's"):
+        alone = path_sgd()(model, None)
+        alone.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
 
 
 # --- what Path-SGD cannot take
@@ -216,7 +219,6 @@ STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STRANGE)
 def test_path_sgd_refuses_networks_that_are_no_sums_over_paths(name: str) -> None:
     make, why = STRANGE[name]

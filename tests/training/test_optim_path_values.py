@@ -340,7 +340,7 @@ def test_a_path_value_that_would_become_zero_is_stopped_and_counted(
         model[0].weight.grad = torch.full((1, 1), first * last * last).double()
         model[2].weight.grad = torch.full((1, 1), first * last * first).double()
         optimizer.step()
-    assert optimizer.clip_counts.tolist()[1] == steps
+    assert optimizer.min_ratio == least and optimizer.clip_counts.tolist()[1] == steps
     path = float((model[0].weight * model[2].weight).detach())
     assert abs(path) == pytest.approx(least, abs=0)
 

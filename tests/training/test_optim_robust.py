@@ -103,6 +103,20 @@ def test_a_frozen_body_stays_whatever_is_remembered(make: Callable[..., Any]) ->
 
 
 @pathwise
+def test_path_values_of_a_frozen_weight_wait_with_what_is_remembered(
+    make: Callable[..., Any],
+) -> None:
+    model = net()
+    init_skeleton_(model, skeleton_of(model))
+    optimizer = make(model, skeleton_of(model), lr=1e-3)
+    first = step(model, optimizer, steps=3)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    assert step(model, optimizer, steps=20) < first
+    assert torch.equal(model[0].weight, before)
+
+
+@pathwise
 def test_layers_without_gradients_rest_as_by_torch(make: Callable[..., Any]) -> None:
     """A linear map from inputs to outputs, which a step leaves out, keeps its weights and
     moments, with decay and momentum, too.
