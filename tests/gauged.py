@@ -17,41 +17,28 @@ from pathspace.training.experiments.models import CharacterGPT, CifarResNet, Vis
 Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 
 
+def with_images(model: nn.Module, size: int) -> tuple[nn.Module, Tensor, Tensor]:
+    images = torch.randn(40, 1, size, size)
+    return model.double(), images.double(), torch.arange(40) % 3
+
+
 def mlp() -> tuple[nn.Module, Tensor, Tensor]:
     layers = nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3)
     return nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.randint(0, 3, (40,))
 
 
 def cnn() -> tuple[nn.Module, Tensor, Tensor]:
-    layers = (
-        nn.Conv2d(1, 4, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(4, 6, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
-    return (
-        nn.Sequential(*layers, nn.Linear(24, 3)).double(),
-        torch.randn(40, 1, 8, 8).double(),
-        torch.arange(40) % 3,
-    )
+    first = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)
+    return with_images(nn.Sequential(*first, *second), 8)
 
 
 def resnet() -> tuple[nn.Module, Tensor, Tensor]:
-    return (
-        CifarResNet(8, channels=1, width=3, outputs=3).double(),
-        torch.randn(40, 1, 6, 6).double(),
-        torch.arange(40) % 3,
-    )
+    return with_images(CifarResNet(8, channels=1, width=3, outputs=3), 6)
 
 
 def vit() -> tuple[nn.Module, Tensor, Tensor]:
-    return (
-        VisionTransformer(size=6, patch=3, width=8, outputs=3).double(),
-        torch.randn(40, 1, 6, 6).double(),
-        torch.arange(40) % 3,
-    )
+    return with_images(VisionTransformer(size=6, patch=3, width=8, outputs=3), 6)
 
 
 def gpt() -> tuple[nn.Module, Tensor, Tensor]:
@@ -89,6 +76,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3, weight_decay=0.1),
     "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, momentum=0.5),
     "lion": lambda m: Lion(m.parameters(), lr=1e-3),
+    # (the first sums are constants, whatever the scales of the weights)
+    "adagrad": lambda m: torch.optim.Adagrad(
+        m.parameters(), lr=0.02, initial_accumulator_value=0.1
+    ),
     "muon": muon,
 }
 

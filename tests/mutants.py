@@ -66,9 +66,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
         50, [f"training/optim/{name}.py" for name in
              ("shell", "path_space", "coordinates", "layout", "trees", "tensors", "descents",
               "gauge_fixed", "gauge_moves", "canonical_gauge", "multipliers")],
-        ["steps_by_hand", "gsgd_oracle", "path_space", "optim_path_values", "optim_options",
-         "gauge_fixed",
-         "gauge_fixed_state", "optim_conventions", "optim_robust", "suggest"]),
+        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "gauge_fixed",
+         "gauge_fixed_state", "optim_conventions", "optim_robust", "optim_arguments", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/*/{name}.py" for name in
              ("chain", "efficiency", "observer", "signal", "theory", "meanfield", "dataflow",
@@ -76,7 +75,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
               "residual", "cost", "losses", "gradients")],
         ["theory", "signal", "symmetries", "diagnostics_efficiency",
          "diagnostics_chain",
-         "diagnostics_lemmas", "subject", "signatures", "cost", "degeneracy"]),
+         "diagnostics_lemmas", "subject", "signatures", "cost", "degeneracy",
+         "diagnostics_models"]),
 }  # fmt: skip
 
 

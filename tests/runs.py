@@ -9,110 +9,90 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics import watching
 
 
-class PreNorm(nn.Module):
+def pre_norm(width: int, norm: type[nn.Module] = nn.LayerNorm) -> nn.Module:
     """A residual block of a norm and two linear maps."""
-
-    def __init__(self, width: int, norm: type[nn.Module] = nn.LayerNorm) -> None:
-        super().__init__()
-        self.norm = norm(width)
-        self.enter = nn.Linear(width, 2 * width)
-        self.leave = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.leave(F.gelu(self.enter(self.norm(x))))
+    return network(
+        lambda net, x: x + net.leave(F.gelu(net.enter(net.norm(x)))),
+        norm=norm(width),
+        enter=nn.Linear(width, 2 * width),
+        leave=nn.Linear(2 * width, width),
+    )
 
 
-class Plain(nn.Module):
+def plain(width: int) -> nn.Module:
     """A residual block without a norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.leave(torch.relu(self.enter(x)))
+    return network(
+        lambda net, x: x + net.leave(torch.relu(net.enter(x))),
+        enter=nn.Linear(width, width),
+        leave=nn.Linear(width, width),
+    )
 
 
-class ResBlock(nn.Module):
+def res_block(width: int) -> nn.Module:
     """Two convolutions with batch norms and a shortcut."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+    parts: list[nn.Module] = []
+    for _ in range(2):
+        parts += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
+    branch = nn.Sequential(*parts[:2], nn.ReLU(), *parts[2:])
+    return network(lambda net, x: F.relu(x + net.branch(x)), branch=branch)
 
 
-class Gated(nn.Module):
+def gated_block(width: int) -> nn.Module:
     """A residual block with a gate."""
+    gate, enter = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.leave = nn.RMSNorm(width), nn.Linear(2 * width, width, bias=False)
-        self.gate, self.enter = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.norm(x)
+        return x + net.leave(F.silu(net.gate(y)) * net.enter(y))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return x + self.leave(F.silu(self.gate(y)) * self.enter(y))
+    leave = nn.Linear(2 * width, width, bias=False)
+    return network(forward, norm=nn.RMSNorm(width), leave=leave, gate=gate, enter=enter)
 
 
-class Depthwise(nn.Module):
+def depthwise_block(width: int) -> nn.Module:
     """A residual block of a convolution by channel, a norm, and two layers over channels."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depth = nn.Conv2d(width, width, 5, padding=2, groups=width)
-        self.norm = nn.GroupNorm(1, width)
-        self.enter, self.leave = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.leave(F.gelu(self.enter(self.norm(self.depth(x)))))
+    return network(
+        lambda net, x: x + net.leave(F.gelu(net.enter(net.norm(net.depth(x))))),
+        depth=nn.Conv2d(width, width, 5, padding=2, groups=width),
+        norm=nn.GroupNorm(1, width),
+        enter=nn.Conv2d(width, 4 * width, 1),
+        leave=nn.Conv2d(4 * width, width, 1),
+    )
 
 
-class Mixer(nn.Module):
+def mixer_block(steps: int = 15, width: int = 16) -> nn.Module:
     """Layers over time, then over features."""
 
-    def __init__(self, steps: int = 15, width: int = 16) -> None:
-        super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.over_time = nn.Sequential(nn.Linear(steps, 30), nn.GELU(), nn.Linear(30, steps))
-        self.over_width = nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = x + net.over_time(net.first(x).transpose(1, 2)).transpose(1, 2)
+        return x + net.over_width(net.second(x))
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.over_time(self.first(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.over_width(self.second(x))
+    first, second = nn.LayerNorm(width), nn.LayerNorm(width)
+    over_time, over_width = mlp((steps, 30, steps), nn.GELU), mlp((width, 32, width), nn.GELU)
+    return network(forward, first=first, second=second, over_time=over_time, over_width=over_width)
 
 
-class Recurrent(nn.Module):
+def recurrent(kind: type[nn.Module] = nn.LSTM) -> nn.Module:
     """A recurrent layer and a head on its last state."""
-
-    def __init__(self, kind: type[nn.Module] = nn.LSTM, **options: Any) -> None:
-        super().__init__()
-        self.rnn, self.head = kind(4, 24, batch_first=True, **options), nn.Linear(24, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0][:, -1])
+    rnn, head = kind(4, 24, batch_first=True), nn.Linear(24, 3)
+    return network(lambda net, x: net.head(net.rnn(x)[0][:, -1]), rnn=rnn, head=head)
 
 
-class Loud(nn.Module):
+def loud() -> nn.Module:
     """A layer whose output is multiplied by a large number in front of a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.norm, self.head = nn.Linear(20, 32), nn.LayerNorm(32), nn.Linear(32, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.norm(3e4 * self.enter(x))))
+    return network(
+        lambda net, x: net.head(torch.relu(net.norm(3e4 * net.enter(x)))),
+        enter=nn.Linear(20, 32),
+        norm=nn.LayerNorm(32),
+        head=nn.Linear(32, 3),
+    )
 
 
 class Language(nn.Module):
@@ -259,7 +239,7 @@ def resnet() -> nn.Sequential:
     """Residual blocks with batch norms."""
     stem = (nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
     return nn.Sequential(
-        *stem, ResBlock(12), ResBlock(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)
+        *stem, res_block(12), res_block(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)
     )
 
 
@@ -267,8 +247,8 @@ def residual(width: int = 32, norm: type[nn.Module] = nn.LayerNorm) -> nn.Sequen
     """Pre-norm residual blocks."""
     return nn.Sequential(
         nn.Linear(20, width),
-        PreNorm(width, norm),
-        PreNorm(width, norm),
+        pre_norm(width, norm),
+        pre_norm(width, norm),
         norm(width),
         nn.Linear(width, 3),
     )
@@ -276,20 +256,22 @@ def residual(width: int = 32, norm: type[nn.Module] = nn.LayerNorm) -> nn.Sequen
 
 def plain_residual(width: int = 32) -> nn.Sequential:
     """Residual blocks without norms."""
-    return nn.Sequential(nn.Linear(20, width), Plain(width), Plain(width), nn.Linear(width, 3))
+    return nn.Sequential(nn.Linear(20, width), plain(width), plain(width), nn.Linear(width, 3))
 
 
 def gated() -> nn.Sequential:
     """Gated residual blocks."""
-    return nn.Sequential(nn.Linear(20, 32), Gated(32), Gated(32), nn.RMSNorm(32), nn.Linear(32, 3))
+    return nn.Sequential(
+        nn.Linear(20, 32), gated_block(32), gated_block(32), nn.RMSNorm(32), nn.Linear(32, 3)
+    )
 
 
 def depthwise() -> nn.Sequential:
     """Convolutions by channel in residual blocks."""
     body = (
         nn.Conv2d(3, 16, 2, stride=2),
-        Depthwise(16),
-        Depthwise(16),
+        depthwise_block(16),
+        depthwise_block(16),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )
@@ -299,7 +281,12 @@ def depthwise() -> nn.Sequential:
 def mixer() -> nn.Sequential:
     """A mixer of sequences."""
     return nn.Sequential(
-        nn.Linear(4, 16), Mixer(), Mixer(), nn.LayerNorm(16), nn.Flatten(), nn.Linear(240, 3)
+        nn.Linear(4, 16),
+        mixer_block(),
+        mixer_block(),
+        nn.LayerNorm(16),
+        nn.Flatten(),
+        nn.Linear(240, 3),
     )
 
 
@@ -343,8 +330,8 @@ HEALTHY = {
         lambda: residual(24, nn.RMSNorm), regression, torch.optim.AdamW, {"lr": 2e-3}
     ),
     "plain-residual": Run(plain_residual, **SGD, options={"lr": 0.05}),
-    "lstm": Run(Recurrent, sequences, options={"lr": 3e-3}),
-    "gru": Run(lambda: Recurrent(nn.GRU), sequences),
+    "lstm": Run(recurrent, sequences, options={"lr": 3e-3}),
+    "gru": Run(lambda: recurrent(nn.GRU), sequences),
     "transformer": Run(Language, tokens, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
     "gated": Run(gated, optimizer=torch.optim.NAdam, options={"lr": 2e-3}),
     "depthwise": Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-3}),
@@ -398,117 +385,103 @@ def fill(name: str, value: float) -> Callable[[nn.Module], Any]:
     return lambda model: model.get_parameter(name).fill_(value) is None
 
 
+def broken(kind: str, place: str, *what: Any, **more: Any) -> tuple[str, str, Run]:
+    """A run, the alarm that it must raise, and where."""
+    return kind, place, Run(*what, **more)
+
+
+SLOW = {**SGD, "options": {"lr": 1e-3}}
 BROKEN: dict[str, tuple[str, str, Run]] = {
-    "dead": ("dead", "2", Run(mlp, spoil=fill("2.bias", -30.0))),
-    "dead-bn": ("dead", "1", Run(cnn, images, spoil=fill("1.bias", -30.0))),
-    "exploding": (
-        "exploding",
-        "2",
-        Run(mlp, spoil=scale("2.weight", 100), **SGD, options={"lr": 1e-3}),
+    "dead": broken("dead", "2", mlp, spoil=fill("2.bias", -30.0)),
+    "dead-bn": broken("dead", "1", cnn, images, spoil=fill("1.bias", -30.0)),
+    "exploding": broken("exploding", "2", mlp, spoil=scale("2.weight", 100), **SLOW),
+    "exploding-residual": broken(
+        "exploding", "1.leave", residual, spoil=scale("1.leave.weight", 60)
     ),
-    "exploding-residual": (
-        "exploding",
-        "1.leave",
-        Run(residual, spoil=scale("1.leave.weight", 60)),
+    "vanishing": broken("vanishing", "4", mlp, spoil=scale("4.weight", 1e-3)),
+    "unbalanced": broken(
+        "unbalanced", "0.weight", mlp, spoil=unbalance("0.weight", "2.weight", 300.0, "0.bias")
     ),
-    "vanishing": ("vanishing", "4", Run(mlp, spoil=scale("4.weight", 1e-3))),
-    "unbalanced": (
-        "unbalanced",
-        "0.weight",
-        Run(mlp, spoil=unbalance("0.weight", "2.weight", 300.0, "0.bias")),
-    ),
-    "unbalanced-block": (
+    "unbalanced-block": broken(
         "unbalanced",
         "1.enter.weight",
-        Run(
-            plain_residual,
-            spoil=unbalance("1.enter.weight", "1.leave.weight", 1 / 100, "1.enter.bias"),
-            **SGD,
-        ),
+        plain_residual,
+        spoil=unbalance("1.enter.weight", "1.leave.weight", 1 / 100, "1.enter.bias"),
+        **SGD,
     ),
-    "pulled": (
+    "pulled": broken(
         "pulled back",
         "1.leave",
-        Run(
-            lambda: nn.Sequential(Plain(20), Plain(20)), identity, spoil=scale("1.leave.weight", 6)
-        ),
+        lambda: nn.Sequential(plain(20), plain(20)),
+        identity,
+        spoil=scale("1.leave.weight", 6),
     ),
-    "eps": (
-        "eps",
-        "1.norm",
-        Run(residual, spoil=lambda m: [p.mul_(1e-3) for p in m[0].parameters()]),
+    "eps": broken(
+        "eps", "1.norm", residual, spoil=lambda m: [p.mul_(1e-3) for p in m[0].parameters()]
     ),
-    "overflow": ("overflow", "norm", Run(Loud)),
-    "rate-adam": ("rate", "", Run(mlp, options={"lr": 0.5})),
-    "rate-sgd": ("rate", "", Run(mlp, **SGD, options={"lr": 30.0})),
-    "rate-transformer": ("rate", "", Run(Language, tokens, options={"lr": 0.2})),
-    "slow": ("slow", "", Run(mlp, options={"lr": 1e-10})),
-    "decay": (
-        "decay",
-        "",
-        Run(mlp, optimizer=torch.optim.AdamW, options={"lr": 1e-3, "weight_decay": 30.0}),
+    "overflow": broken("overflow", "norm", loud),
+    "rate-adam": broken("rate", "", mlp, options={"lr": 0.5}),
+    "rate-sgd": broken("rate", "", mlp, **SGD, options={"lr": 30.0}),
+    "rate-transformer": broken("rate", "", Language, tokens, options={"lr": 0.2}),
+    "slow": broken("slow", "", mlp, options={"lr": 1e-10}),
+    "decay": broken(
+        "decay", "", mlp, vectors, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 30.0}
     ),
-    "inputs": ("input scale", "", Run(mlp, inputs=255.0)),
-    "nan-inputs": ("inputs not finite", "", Run(mlp, inputs=float("nan"), steps=6)),
-    "copies": ("copies", "2.weight", Run(mlp, spoil=fill("2.weight", 0.05))),
-    "stale": ("stale gradients", "", Run(mlp, zero=False)),
-    "eval": ("evaluation mode", "", Run(cnn, images, spoil=lambda m: m.eval() is None)),
-    "untrained": ("untrained", "0.weight", Run(mlp, chosen=lambda m: m[2:].parameters())),
-    "gated-unbalanced": (
-        "unbalanced",
-        "1.enter",
-        Run(gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)),
+    "inputs": broken("input scale", "", mlp, inputs=255.0),
+    "nan-inputs": broken("inputs not finite", "", mlp, inputs=float("nan"), steps=6),
+    "copies": broken("copies", "2.weight", mlp, spoil=fill("2.weight", 0.05)),
+    "stale": broken("stale gradients", "", mlp, zero=False),
+    "eval": broken("evaluation mode", "", cnn, images, spoil=lambda m: m.eval() is None),
+    "untrained": broken("untrained", "0.weight", mlp, chosen=lambda m: m[2:].parameters()),
+    "gated-unbalanced": broken(
+        "unbalanced", "1.enter", gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)
     ),
-    "depthwise-vanishing": (
+    "depthwise-vanishing": broken(
         "vanishing",
         "1.leave",
-        Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-5}, scale("1.leave.weight", 1e-3)),
+        depthwise,
+        images,
+        torch.optim.RMSprop,
+        {"lr": 1e-5},
+        scale("1.leave.weight", 1e-3),
     ),
-    "autoencoder-dead": (
+    "autoencoder-dead": broken(
         "dead",
         "0",
-        Run(
-            lambda: mlp((20, 64, 8, 64, 20)),
-            identity,
-            torch.optim.Adagrad,
-            {"lr": 1e-3},
-            fill("0.bias", -20.0),
-        ),
+        lambda: mlp((20, 64, 8, 64, 20)),
+        identity,
+        torch.optim.Adagrad,
+        {"lr": 1e-3},
+        fill("0.bias", -20.0),
     ),
-    "rounded": (
+    "rounded": broken(
         "rounded",
         "0.weight",
-        Run(
-            lambda: mlp().bfloat16(),
-            lambda: (vectors()[0].bfloat16(), torch.randint(0, 3, (512,))),
-            options={"lr": 2e-5},
-        ),
+        lambda: mlp().bfloat16(),
+        lambda: (vectors()[0].bfloat16(), torch.randint(0, 3, (512,))),
+        options={"lr": 2e-5},
     ),
-    "softmax-twice": ("squashed twice", "", Run(lambda: squashed(nn.Softmax(-1)))),
-    "softmax-in-loss": (
-        "squashed twice",
-        "",
-        Run(mlp, loss=lambda z, y: F.cross_entropy(z.softmax(-1), y)),
+    "softmax-twice": broken("squashed twice", "", lambda: squashed(nn.Softmax(-1))),
+    "softmax-in-loss": broken(
+        "squashed twice", "", mlp, loss=lambda z, y: F.cross_entropy(z.softmax(-1), y)
     ),
-    "sigmoid-twice": ("squashed twice", "", Run(lambda: squashed(nn.Sigmoid()), loss=binary)),
-    "smoothed-away": ("uniform targets", "", Run(mlp, loss=smoothed(1.0))),
-    "repeated": ("repeated batch", "", Run(mlp, repeat=True)),
-    "zero-inputs": ("input scale", "", Run(mlp, inputs=0.0)),
-    "broadcast": (
+    "sigmoid-twice": broken("squashed twice", "", lambda: squashed(nn.Sigmoid()), loss=binary),
+    "smoothed-away": broken("uniform targets", "", mlp, loss=smoothed(1.0)),
+    "repeated": broken("repeated batch", "", mlp, repeat=True),
+    "zero-inputs": broken("input scale", "", mlp, inputs=0.0),
+    "broadcast": broken(
         "uniform targets",
         "",
-        Run(
-            lambda: mlp((20, 48, 1)),
-            lambda: (vectors()[0], vectors()[0].norm(dim=1)),
-            loss=lambda z, y: (z - y).square().mean(),
-        ),
+        lambda: mlp((20, 48, 1)),
+        lambda: (vectors()[0], vectors()[0].norm(dim=1)),
+        loss=lambda z, y: (z - y).square().mean(),
     ),
-    "negated": ("negated loss", "", Run(mlp, loss=lambda z, y: -F.cross_entropy(z, y))),
-    "rectified": ("rectified outputs", "", Run(lambda: squashed(nn.ReLU()))),
-    "dropped": ("dropped", "0", Run(lambda: nn.Sequential(nn.Dropout(0.95), *mlp()))),
-    "clipped": ("clipped", "", Run(mlp, **SGD, options={"lr": 0.1}, clip=1e-4)),
-    "adam-eps": ("optimizer eps", "", Run(mlp, options={"lr": 1e-3, "eps": 1.0})),
-    "no-loss": ("no gradient", "", Run(mlp, loss=lambda z, y: 0 * F.cross_entropy(z, y))),
-    "copied": ("untrained", "", Run(mlp, chosen=lambda m: copy.deepcopy(m).parameters())),
-    "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
+    "negated": broken("negated loss", "", mlp, loss=lambda z, y: -F.cross_entropy(z, y)),
+    "rectified": broken("rectified outputs", "", lambda: squashed(nn.ReLU())),
+    "dropped": broken("dropped", "0", lambda: nn.Sequential(nn.Dropout(0.95), *mlp())),
+    "clipped": broken("clipped", "", mlp, **SGD, options={"lr": 0.1}, clip=1e-4),
+    "adam-eps": broken("optimizer eps", "", mlp, options={"lr": 1e-3, "eps": 1.0}),
+    "no-loss": broken("no gradient", "", mlp, loss=lambda z, y: 0 * F.cross_entropy(z, y)),
+    "copied": broken("untrained", "", mlp, chosen=lambda m: copy.deepcopy(m).parameters()),
+    "saturated": broken("saturated", "1", lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0)),
 }

@@ -5,9 +5,10 @@ residual streams together.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from cases import CASES
+from cases import CASES, network
 from oracles.networks import Case
 from torch import Tensor, nn
 
@@ -54,7 +55,7 @@ class BatchNormCNN(nn.Module):
         return self.head(torch.max_pool2d(torch.relu(self.shortcut(x) + y), 2).flatten(1))
 
 
-class OppositeParents(nn.Module):
+def opposite_parents() -> nn.Module:
     """Factors of a product that ends at the root have opposite scales, and one of
     them feeds another layer.
 
@@ -62,13 +63,12 @@ class OppositeParents(nn.Module):
     chains run against each other.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.head = (nn.Linear(3, 3) for _ in range(4))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        a, b = torch.relu(net.a(x)), torch.relu(net.b(x))
+        return torch.softmax(a * b, -1) + net.head(torch.relu(net.c(b)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        a, b = torch.relu(self.a(x)), torch.relu(self.b(x))
-        return torch.softmax(a * b, -1) + self.head(torch.relu(self.c(b)))
+    a, b, c, head = (nn.Linear(3, 3) for _ in range(4))
+    return network(forward, a=a, b=b, c=c, head=head)
 
 
 def seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[], Case]:
@@ -84,5 +84,5 @@ TRAINED: dict[str, Callable[[], Case]] = {
     **CASES,
     "transformer_block": seeded(TransformerBlock, 3, 4, 2),
     "batchnorm_cnn": seeded(BatchNormCNN, 4, 2, 4, 4),
-    "opposite_parents": seeded(OppositeParents, 4, 3),
+    "opposite_parents": seeded(opposite_parents, 4, 3),
 }

@@ -7,18 +7,47 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from descent import descend
 from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem
+from oracles.networks import Case
 from torch import Tensor, nn
 from training_cases import TRAINED
 
 import pathspace as ps
+from pathspace.training import GSGD, GAdam, init_skeleton_
 
-Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 Maker = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def maker(kind: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """Makes an optimizer of a model and its skeleton, with other settings if there are more."""
+
+    def make(model: nn.Module, skeleton: ps.Skeleton, **more: Any) -> Any:
+        return kind(model.named_parameters(), **{**settings, "skeleton": skeleton, **more})
+
+    return make
+
+
+MEMBERS: dict[str, Callable[..., Any]] = {
+    "gsgd": maker(GSGD, lr=0.01),
+    "momentum": maker(GSGD, lr=0.001, momentum=0.9),
+    "nesterov": maker(GSGD, lr=0.001, momentum=0.9, nesterov=True),
+    "dampening": maker(GSGD, lr=0.002, momentum=0.9, dampening=0.5),
+    "decay": maker(GSGD, lr=0.01, weight_decay=0.1),
+    "cap": maker(GSGD, lr=0.01, max_multiplier=0.5),
+    "cap_decay_momentum": maker(GSGD, lr=0.01, momentum=0.5, weight_decay=0.1, max_multiplier=2.0),
+    "tensor_lr": maker(GSGD, lr=torch.tensor(0.01), max_multiplier=2.0),
+    "relative": maker(GSGD, lr=0.003, momentum=0.9, relative=True),
+    "gadam": maker(GAdam, lr=0.003),
+    "gadam_decay": maker(GAdam, lr=0.003, eps=1e-2, weight_decay=0.1),
+    "gadam_cap": maker(GAdam, lr=0.003, max_multiplier=0.5, weight_decay=0.1),
+    "gadam_relative": maker(GAdam, lr=0.003, relative=True),
+}
+"""G-SGD and G-Adam with every setting that changes a step."""
 
 
 class Problem:
@@ -26,8 +55,8 @@ class Problem:
     loss to be differentiated.
     """
 
-    def __init__(self, name: str, rule: str = "modulo", unit: bool = False) -> None:
-        model, args = TRAINED[name]()
+    def __init__(self, name: str | Case, rule: str = "modulo", unit: bool = False) -> None:
+        model, args = TRAINED[name]() if isinstance(name, str) else name
         generator = torch.Generator().manual_seed(3)
         self.model = model.double()
         with torch.no_grad():
@@ -45,15 +74,7 @@ class Problem:
         self.target = torch.randn(model(*self.args).shape, generator=generator, dtype=torch.float64)
         self.rule = rule
         if unit:
-            from pathspace.training import init_skeleton_
-
             init_skeleton_(self.model, self.skeleton(self.model))
-
-    def to(self, place: str) -> Problem:
-        """The same on another device."""
-        self.model.to(place)
-        self.args, self.target = tuple(a.to(place) for a in self.args), self.target.to(place)
-        return self
 
     def skeleton(self, model: nn.Module) -> ps.Skeleton:
         return ps.trace(model, *self.args, sizes="given").skeleton(self.rule, seed=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,33 +24,6 @@ logging.getLogger("pathspace").setLevel(logging.ERROR)
 
 def causes(found: Any) -> dict[str, str]:
     return {alarm.kind: alarm.place for alarm in found.alarms if not alarm.because}
-
-
-def spoiled(**factors: float) -> tuple[nn.Module, Tensor, Tensor]:
-    """A perceptron in which the third layer is shut by its bias, and others are scaled."""
-    torch.manual_seed(1)
-    model = runs.mlp((20, 32, 32, 32, 32, 3))
-    with torch.no_grad():
-        model[4].bias.fill_(-40.0)
-        for name, factor in factors.items():
-            model.get_parameter(name.replace("_", ".")).mul_(factor)
-    return model, *runs.vectors(64)
-
-
-@pytest.mark.parametrize(
-    "others", [{}, {"0_weight": 30.0}, {"2_weight": 1e-3}, {"6_weight": 30.0}, {"4_weight": 1e-3}]
-)
-def test_a_layer_that_its_own_bias_shuts_has_no_other_cause(others: dict[str, float]) -> None:
-    model, x, y = spoiled(**others)
-    found = diagnose(model, x, loss=F.cross_entropy, targets=y)
-    assert causes(found)["dead"] == "4"
-    (dead,) = (alarm for alarm in found.alarms if alarm.kind == "dead")
-    assert "Bring the bias towards 0" in dead.advice
-    decays = {"lr": 1e-3, "weight_decay": 30.0}
-    run = runs.Run(lambda: spoiled(**others)[0], optimizer=torch.optim.AdamW, options=decays)
-    watch = run.watched(structure=False)
-    assert "decay" in {alarm.kind for alarm in watch.causes}
-    assert {alarm.place for alarm in watch.causes if alarm.kind == "dead"} == {"4"}
 
 
 def test_a_layer_that_the_layer_before_it_kills_is_its_consequence() -> None:
@@ -69,15 +44,13 @@ def test_scales_that_a_step_has_changed_are_not_the_cause_of_the_step(norm: Any)
     assert [alarm.kind for alarm in watch.causes] == ["rate"]
 
 
-def clip_values(model: nn.Module) -> None:
-    nn.utils.clip_grad_value_(model.parameters(), 1e-9)
-
-
-def clip_norm(model: nn.Module) -> None:
-    nn.utils.clip_grad_norm_(model.parameters(), 1e-7)
-
-
-@pytest.mark.parametrize("clip", [clip_values, clip_norm])
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-9),
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-7),
+    ],
+)
 @pytest.mark.parametrize("same", [False, True])
 def test_gradients_that_clipping_takes_away_are_clipped(clip: Any, same: bool) -> None:
     model, (x, y) = runs.mlp(), runs.vectors()
@@ -104,32 +77,30 @@ def test_a_loss_scale_is_not_clipping() -> None:
     assert not runs.steps(optimizer, loss, 12, model, unscale, every=10).alarms
 
 
-class Loop(nn.Module):
+def loop(own: bool) -> nn.Module:
     """A recurrence whose state grows at every step, as a layer of torch or in a loop of its own."""
 
-    def __init__(self, own: bool) -> None:
-        super().__init__()
-        self.own, self.head = own, nn.Linear(24, 3)
-        self.rnn = nn.RNN(4, 24, nonlinearity="relu", batch_first=True)
-        self.enter, self.stay = nn.Linear(4, 24), nn.Linear(24, 24)
-        nn.init.orthogonal_(self.rnn.weight_hh_l0, gain=6)
-        nn.init.orthogonal_(self.stay.weight, gain=6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.own:
-            return self.head(self.rnn(x)[0][:, -1])
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if not own:
+            return net.head(net.rnn(x)[0][:, -1])
         h = torch.zeros(len(x), 24)
         for step in x.unbind(1):
-            h = torch.relu(self.enter(step) + self.stay(h))
-        return self.head(h)
+            h = torch.relu(net.enter(step) + net.stay(h))
+        return net.head(h)
+
+    rnn = nn.RNN(4, 24, nonlinearity="relu", batch_first=True)
+    enter, stay, head = nn.Linear(4, 24), nn.Linear(24, 24), nn.Linear(24, 3)
+    for weight in (rnn.weight_hh_l0, stay.weight):
+        nn.init.orthogonal_(weight, gain=6)
+    return network(forward, rnn=rnn, enter=enter, stay=stay, head=head)
 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_state_that_grows_is_exploding_and_not_a_matter_of_float16(own: bool) -> None:
-    model, (x, y) = Loop(own), runs.sequences(32)
+    x, y = runs.sequences(32)
     for found in (
-        diagnose(model, x, loss=F.cross_entropy, targets=y),
-        runs.Run(lambda: Loop(own), runs.sequences).watched(structure=False),
+        diagnose(loop(own), x, loss=F.cross_entropy, targets=y),
+        runs.Run(lambda: loop(own), runs.sequences).watched(structure=False),
     ):
         kinds = {alarm.kind: alarm.because for alarm in found.alarms}
         assert kinds["exploding"] == "" and kinds.get("overflow", "exploding") == "exploding"
@@ -168,7 +139,6 @@ def test_equal_inputs_or_a_head_of_zeros_are_no_ignored_inputs() -> None:
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_targets_that_a_loss_broadcasts_are_named(given: Any) -> None:
-    torch.manual_seed(0)
     model, x = runs.mlp((20, 16, 1)), torch.randn(24, 20)
     for targets in (torch.randn(24), torch.randn(24, 5)):
         found = diagnose(model, x, loss=given, targets=targets)
@@ -185,38 +155,68 @@ def test_losses_that_bring_their_targets_into_shape_broadcast_nothing() -> None:
     assert broadcast_fault(F.cross_entropy, torch.randn(6, 3), torch.randint(0, 3, (6,))) is None
 
 
-class Rates(nn.Module):
+def rates(alike: bool) -> nn.Module:
     """Rows that start equal in a tensor whose units differ by all their other weights."""
 
-    def __init__(self, alike: bool) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(20, 6), nn.Linear(6, 3)
-        self.rates = nn.Parameter(torch.linspace(0.5, 2.0, 4).repeat(6, 1))
-        if alike:
-            for layer in (self.enter, self.leave):
-                nn.init.constant_(layer.weight, 0.1)
-            nn.init.zeros_(self.enter.bias)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = torch.relu(net.enter(x))
+        return net.leave(h * torch.exp(-net.rates).sum(1) + h)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.enter(x))
-        return self.leave(h * torch.exp(-self.rates).sum(1) + h)
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_equal_rows_are_copies_only_where_they_do_the_same(alike: bool) -> None:
-    x, y = runs.vectors(32)
-    found = diagnose(Rates(alike), x, loss=F.cross_entropy, targets=y)
-    assert ("copies" in {alarm.kind for alarm in found.alarms}) == alike
-    assert ("(also at " in str(found.alarms)) == alike
+    enter, leave = nn.Linear(20, 6), nn.Linear(6, 3)
+    if alike:
+        for layer in (enter, leave):
+            nn.init.constant_(layer.weight, 0.1)
+        nn.init.zeros_(enter.bias)
+    rows = nn.Parameter(torch.linspace(0.5, 2.0, 4).repeat(6, 1))
+    return network(forward, enter=enter, leave=leave, rates=rows)
 
 
-def test_equal_filters_of_different_channels_are_no_copies() -> None:
+def blurred() -> nn.Module:
+    """Equal filters of different channels."""
     blur = nn.Conv2d(3, 3, 3, padding=1, groups=3)
     nn.init.constant_(blur.weight, 1 / 9)
-    model = nn.Sequential(blur, nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
-    x, y = runs.images(16)
-    found = diagnose(model, x, loss=F.cross_entropy, targets=y)
-    assert "copies" not in {alarm.kind for alarm in found.alarms}
+    return nn.Sequential(blur, nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+
+
+def scaled(*shape: int) -> nn.Module:
+    """A branch whose channels have a scale each, as in ConvNeXt."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.first(x)
+        return net.head((x + net.scale * F.gelu(net.branch(x))).mean((2, 3)))
+
+    first, branch = (nn.Conv2d(n, 8, 3, padding=1) for n in (3, 8))
+    scale, head = nn.Parameter(torch.full(shape, 1e-6)), nn.Linear(8, 3)
+    return network(forward, first=first, branch=branch, scale=scale, head=head)
+
+
+def narrow() -> nn.Module:
+    """All units of a layer are alike, where each has one weight."""
+    model = runs.mlp((1, 4, 3))
+    nn.init.constant_(model[0].weight, 0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "data", "place"),
+    [
+        (lambda: rates(True), lambda: runs.vectors(32), "enter"),
+        (lambda: rates(False), lambda: runs.vectors(32), None),
+        (blurred, lambda: runs.images(16), None),
+        (lambda: scaled(8, 1, 1), lambda: runs.images(32), None),
+        (lambda: scaled(1, 8, 1, 1), lambda: runs.images(32), None),
+        (narrow, lambda: (torch.randn(16, 1), torch.arange(16) % 3), "0.weight"),
+    ],
+)
+def test_equal_rows_are_copies_only_where_they_do_the_same(
+    build: Any, data: Any, place: str | None
+) -> None:
+    model, (x, y) = build(), data()
+    found = diagnose(model, x, loss=F.cross_entropy, targets=y).alarms
+    copies = [alarm for alarm in found if alarm.kind == "copies"]
+    assert bool(copies) == (place is not None)
+    assert all(alarm.place.startswith(str(place)) for alarm in copies)
+    assert ("(also at " in str(copies)) == (place == "enter")
 
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
@@ -240,15 +240,14 @@ def test_a_search_for_a_lower_loss_is_judged_by_its_loss(search: str | None, spo
     assert bool(watch.causes) == spoil and all(alarm.step == 1 for alarm in watch.causes)
 
 
-def trained(model: nn.Module, before: Any = None, **options: Any) -> Any:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watching(model, every=2, structure=False, **options) as watch:
-        for step in range(8):
-            if before is not None:
-                before(step)
-            optimizer.zero_grad()
-            model(torch.randn(8, 20)).square().mean().backward()
-            optimizer.step()
+def trained(model: nn.Module, before: Any = lambda step: None, **options: Any) -> Any:
+    numbers = itertools.count()
+
+    def loss() -> Tensor:
+        before(next(numbers))
+        return model(torch.randn(8, 20)).square().mean()
+
+    watch = runs.steps(torch.optim.SGD(model.parameters(), lr=0.1), loss, 8, model, **options)
     assert watch.steps == 8
     return watch
 
@@ -279,21 +278,6 @@ def test_what_fails_beside_a_run_does_not_end_it(
     assert "dead" in [alarm.kind for alarm in watch.alarms]
 
 
-def test_a_table_whose_folder_comes_back_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    folder.mkdir()
-
-    def moves(step: int) -> None:
-        if step == 5:
-            shutil.rmtree(folder)
-        if step == 7:
-            folder.mkdir()
-
-    watch = trained(runs.mlp((20, 8, 2)), moves, csv=folder / "run.csv")
-    lines = (folder / "run.csv").read_text().splitlines()
-    assert lines[0].startswith("step,") and len(lines) == len(watch.rows) + 1
-
-
 @pytest.mark.slow
 def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
     letters, model = "\x00\x07\x08\x0c\x1b\x7f\ufffe", nn.Sequential()
@@ -307,11 +291,3 @@ def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
     row = {"x": 1, "y": 1, "tip": letters}
     encoding = {"x": {"field": "x", "title": letters}, "description": {"field": "tip"}}
     assert svg_chart({"data": {"values": [row]}, "mark": "bar", "encoding": encoding}, "chart")
-
-
-def test_diagnosis_and_report_take_the_same_names_of_a_loss() -> None:
-    model, (x, y) = runs.mlp(), runs.vectors(32)
-    for name in ("loss", "loss_fn"):
-        given: dict[str, Any] = {name: F.cross_entropy, "targets": y}
-        assert diagnose(model, x, **given).subject.loss.says == "the loss that was given"
-        assert "the loss that was given" in str(report(model, x, **given).sentences)

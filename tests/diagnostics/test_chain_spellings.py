@@ -109,7 +109,7 @@ def attends(m: Any, x: Tensor, rows: Any) -> Tensor:
     return m.h(scores.softmax(-1) @ y)
 
 
-@pytest.mark.parametrize("rows", [slice(0, 1), slice(4, 5), slice(-1, None)])
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(-1, None)])
 def test_one_position_that_asks_all_others_is_a_stream(rows: slice) -> None:
     one = written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
     assert [node.kind for node in MarkovChain.trace(one, torch.randn(2, 5, 4)).nodes] == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -64,19 +63,6 @@ def test_convolutions_by_hand() -> None:
     assert found.activations == 2 * 4 * 64 and found.cached == 2 * 2 * 4 * 64
     # autograd keeps the output of the ReLU only, which is the next layer's input
     assert found.saved == 2 * 4 * 64
-
-
-def test_attention_and_recurrence() -> None:
-
-    def attention(net: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(net.q(x) @ x.transpose(1, 2), -1) @ x
-
-    model = network(attention, q=nn.Linear(8, 8, bias=False))
-    found = cost(model, torch.randn(2, 5, 8))
-    assert found.forward == 2 * 5 * 8 * 8 + 2 * (2 * 5 * 5 * 8)
-    rnn = nn.RNN(3, 4, bias=False)
-    found = cost(rnn, torch.randn(6, 2, 3))
-    assert found.forward == 6 * 2 * (12 + 16) and found.activations == 6 * 2 * 4
 
 
 def test_functional_models_and_time() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import cases
 import pytest
 import torch
 from notebook import notebook
@@ -12,35 +14,27 @@ from torch import nn
 page = notebook("order_and_chaos")
 
 
-def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:
-    return nn.Sequential(
-        *[layer for _ in range(depth) for layer in (nn.Linear(width, width, bias=bias), act())]
-    )
+def mlp(width: int, depth: int, act: type[nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*cases.mlp(*[width] * (depth + 1), bias=False, act=act), act())
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.w, self.v = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        nn.init.normal_(self.v.weight, std=width**-0.5)
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return z + self.v(torch.relu(self.w(z)))
+def block(width: int) -> nn.Module:
+    w, v = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+    nn.init.normal_(v.weight, std=width**-0.5)
+    return cases.network(lambda net, z: z + net.v(torch.relu(net.w(z))), w=w, v=v)
 
 
-class Loop(nn.Module):
+def loop(width: int) -> nn.Module:
     """An RNN written as a loop, fed at every step."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.into = nn.Linear(width, width, bias=False)
-        self.hidden = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
         h = torch.zeros_like(x[0])
         for step in x:
-            h = torch.tanh(self.into(step) + self.hidden(h))
+            h = torch.tanh(net.into(step) + net.hidden(h))
         return h
+
+    into, hidden = (nn.Linear(width, width, bias=False) for _ in range(2))
+    return cases.network(forward, into=into, hidden=hidden)
 
 
 def impulse(width: int, steps: int, batch: int = 2, size: float = 1.0) -> torch.Tensor:
@@ -66,7 +60,7 @@ def test_relu_mlp_at_width_256(
 
 @pytest.mark.slow
 def test_residual_nets_have_no_ordered_phase() -> None:
-    model, x = nn.Sequential(*[Block(128) for _ in range(24)]), torch.randn(4, 128)
+    model, x = nn.Sequential(*[block(128) for _ in range(24)]), torch.randn(4, 128)
 
     def exponent(scale: float, seed: int) -> float:
         twin = page.redraw(model, scale, pattern="*.w.weight", seed=seed)
@@ -88,15 +82,15 @@ def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
 
 def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:
     width, steps = 100, 120
-    loop = page.redraw(Loop(width), 1.3, pattern="hidden.weight", seed=2)
+    net = page.redraw(loop(width), 1.3, pattern="hidden.weight", seed=2)
     rnn = nn.RNN(width, width, bias=False).double()
-    rnn.weight_ih_l0.data.copy_(loop.into.weight.data)
-    rnn.weight_hh_l0.data.copy_(loop.hidden.weight.data)
+    rnn.weight_ih_l0.data.copy_(net.into.weight.data)
+    rnn.weight_hh_l0.data.copy_(net.hidden.weight.data)
     torch.manual_seed(0)
     x = 2 * torch.randn(steps, 2, width)
     by_layer = page.growth_exponent(rnn, x, at=0, directions=1)
     # the loop's states are seen one step later, through the recurrent matrix
-    by_loop = page.growth_exponent(loop, x, layers=[loop.hidden], at=0, directions=1, burn_in=30)
+    by_loop = page.growth_exponent(net, x, layers=[net.hidden], at=0, directions=1, burn_in=30)
     assert by_loop.value == pytest.approx(by_layer.value, abs=0.01)
     quiet = page.growth_exponent(rnn, impulse(width, steps), at=0, directions=1)
     assert by_layer.value < quiet.value - 0.05 and by_layer.interval()[1] < 0

@@ -86,18 +86,6 @@ def test_too_little_data_is_said_to_be_too_little() -> None:
     )
 
 
-def test_batch_norm_in_eval_mode_needs_its_statistics() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
-    found = degeneracy(model, 2 * torch.randn(300, 3))
-    assert found.gauge == 4 and "running statistics" in found.notes[0]
-    # an affine map after an affine map: no rescaling of units, and named
-    assert (found.symmetric, found.unexplained) == (8, 0)
-    assert [(each.cause, each.place, each.directions) for each in found.symmetries] == [
-        ("shift", "biases", 4),
-        ("scaling", "0.weight, 1.weight, 3.weight", 4),
-    ]
-
-
 def test_large_models_by_sketches() -> None:
     model = nn.Sequential(nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 2))
     model[0].bias.data[:3] = -1e3

@@ -116,7 +116,8 @@ def written(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     f, g, h, k = (nn.Linear(4, 4) for _ in range(4))
     return network(
         forward, f=f, g=g, h=h, k=k, small=nn.Linear(2, 2), table=nn.Parameter(torch.randn(4)),
-        valid=nn.Conv2d(3, 3, 3), down=nn.Conv2d(3, 3, 3, 2, 1), same=nn.Conv2d(3, 3, 3, 1, 1),
+        up=nn.ConvTranspose2d(3, 3, 2, 2), valid=nn.Conv2d(3, 3, 3),
+        down=nn.Conv2d(3, 3, 3, 2, 1), same=nn.Conv2d(3, 3, 3, 1, 1),
     )  # fmt: skip
 
 
@@ -191,6 +192,7 @@ IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
         (lambda m, x: x + m.down(x)[:, :, :, None, :,
                                     None].expand(1, 3, 4, 2, 4, 2).reshape(x.shape), IMAGE, []),
         (lambda m, x: x + nn.functional.fold(m.down(x).repeat(1, 4, 1, 1).flatten(2), 8, 2, stride=2), IMAGE, []),  # noqa: E501
+        (lambda m, x: x + m.up(m.down(x).relu()), IMAGE, []),
         (lambda m, x: x + x * m.same(nn.functional.adaptive_avg_pool2d(x, 1)).sigmoid(), IMAGE,
          ["identity"]),
         # 0 + x, the start of Python's sum
@@ -242,7 +244,7 @@ def adding(**branch: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
-@pytest.mark.parametrize("size", [3, 4, 16])
+@pytest.mark.parametrize("size", [3, 16])
 def test_a_margin_around_a_small_image_is_no_resolution(
     pad: Callable[[int], nn.Module], size: int
 ) -> None:
@@ -252,12 +254,6 @@ def test_a_margin_around_a_small_image_is_no_resolution(
 
     chain = MarkovChain.trace(nn.Sequential(block(), block()), torch.randn(1, 2, size, size))
     assert [node.name for node in chain.nodes] == ["0.branch", "1.branch"]
-
-
-def test_additive_unet_is_a_long_skip() -> None:
-    layers = nn.Conv2d(2, 2, 2, 2), nn.ReLU(), nn.ConvTranspose2d(2, 2, 2, 2)
-    chain = MarkovChain.trace(adding(f=nn.Sequential(*layers)), torch.randn(1, 2, 8, 8))
-    assert len(chain) == 0 and "across resolutions" in chain.dismissed[0].reason
 
 
 def test_nodes_inside_a_branch_are_named() -> None:
@@ -284,18 +280,6 @@ def test_models_without_values_are_refused_in_words() -> None:
         InputError, match=r"the Markov chain found 'self_attn.* and others without values"
     ):
         MarkovChain.trace(model, torch.ones(2, 3, 8))
-
-
-def test_the_dimensions_of_samples_are_found_once() -> None:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True).eval()
-    x = torch.randn(4, 5, 8)
-    chain, runs = MarkovChain.trace(layer, x), []
-    layer.register_forward_hook(lambda *_: runs.append(1))
-    records = [chain.observe(nn.functional.mse_loss, x[:2], torch.zeros(2, 5, 8)) for _ in range(2)]
-    assert len(runs) == 3 and torch.equal(records[0].cosines, records[1].cosines)
-    assert [place.dim for place in chain.samples(0)] == [0, 0]
-    assert [place.dim for place in chain.samples(1)] == [1, 1]
-    assert len(runs) == 4
 
 
 @pytest.mark.slow

@@ -184,36 +184,6 @@ def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert folds == pytest.approx(float(((steps[1:] * steps[:-1]).sum(1) < 0).double().mean()))
 
 
-def test_walks_hold_every_node() -> None:
-    """Runs of equal shapes, those of one node included."""
-
-    class Step(nn.Module):
-        def __init__(self, width: int, out: int) -> None:
-            super().__init__()
-            self.branch = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out))
-            self.skip = None
-            if width != out:
-                self.skip = nn.Linear(width, out)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x if self.skip is None else self.skip(x)) + self.branch(x)
-
-    model = nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double()
-    x = torch.randn(3, 4)
-    x = x.double()
-    found = walks(MarkovChain.trace(model, x), x)
-    assert [len(each.names) for each in found] == [2, 2, 1]
-    assert [name.split(".")[0] for each in found for name in each.names] == list("01234")
-    for each, first in zip(found, (0, 2, 4), strict=True):
-        with torch.no_grad():
-            state = model[:first](x[:1])
-            step = (
-                model[first](state) - (state if first == 0 else model[first].skip(state))
-            ).norm()
-        assert float((each.points[1] - each.points[0]).norm()) <= float(step) * (1 + 1e-9)
-    assert len(found[-1].points) == 2 and found[-1].folds == 0
-
-
 def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     """The sum of squared directions, written out."""
     total = torch.zeros((), dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""Every public diagnostic on models that no other test of the diagnostics uses,
-unmodified and in single precision.
+"""Every public diagnostic on small networks of every kind, and on models that no other test of the
+diagnostics uses, unmodified and in single precision.
 
 A diagnostic gives finite numbers that agree with a slow oracle, or says in one sentence why it
 does not apply; the model's tensors, modes, hooks and gradients, the inputs and the random state
@@ -17,6 +17,7 @@ import torch
 from cases import network
 from oracles.diagnosis import CHECKS, Subject, diagnose
 from torch import nn
+from training_cases import TRAINED
 from zoo import load
 
 from pathspace import diagnostics
@@ -48,6 +49,38 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+CHAINS = ("residual_mlp", "residual_cnn", "parameters_everywhere", "transformer_block")
+SMALL = [
+    *CHAINS,
+    "mlp_gelu",
+    "mlp_softmax",
+    "conv_flatten",
+    "conv_groups",
+    "conv_depthwise",
+    "conv1d_dilated_groups",
+    "gated_product",
+    "rnn_op_2_layers",
+    "rnn_op_bidirectional",
+    "tied_transposed",
+    "batchnorm_conv",
+    "frozen_parameter",
+    "unused_parameter",
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SMALL)
+def test_small_networks(name: str) -> None:
+    """In float64, where the oracle is exact."""
+    model, args = TRAINED[name]()
+    batch = tuple(torch.randn(5, *given.shape[1:]).double() for given in args)
+    subject = Subject(model.double().eval(), batch, {})
+    for check in CHECKS:
+        if check != "page":
+            applies, found = diagnose(subject, check)
+            assert applies == (check != "chain" or name in CHAINS), found
 
 
 @pytest.mark.slow

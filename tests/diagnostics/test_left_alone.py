@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -102,29 +100,6 @@ def test_all_that_running_changes_is_restored(
     after = state(model)
     assert [key for key in before if after[key] != before[key]] == []
     copy.deepcopy(model)
-
-
-def masked(reentrant: bool | None) -> nn.Module:
-    """A block that reads a mask without a gradient, in two checkpointed calls."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        def block(x: Tensor, mask: Tensor) -> Tensor:
-            return net.inner(x).relu() * net.inner(mask).sigmoid()
-
-        mask = torch.ones_like(x)
-        for _ in range(2):
-            x = recomputed(block, x, mask, reentrant=reentrant)
-        return net.out(x)
-
-    return network(forward, inner=nn.Linear(4, 4), out=nn.Linear(4, 3))
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_layers_inside_of_checkpoints_are_followed(reentrant: bool) -> None:
-    plain, model = masked(None), masked(reentrant)
-    model.load_state_dict(plain.state_dict())
-    one, other = ds.signal(plain, X), ds.signal(model, X)
-    assert one.to_dicts() == other.to_dicts() and len(one) == 5
 
 
 @pytest.mark.slow
@@ -231,6 +206,14 @@ def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
             lambda: ds.gradients(two(plain), loss, [(X[:, :3], Y)]),
             r"Network.forward raised RuntimeErr",
         ),
+        (lambda: ds.signal(two(plain), X[:0]), "inputs with no samples"),
+        (lambda: ds.jacobian(two(plain), X[:0]), "inputs with no samples"),
+        (lambda: ds.degeneracy(two(plain), X[:0]), "inputs with no samples"),
+        (lambda: ds.cost(two(plain), X[:0]), "inputs with no samples"),
+        (
+            lambda: ds.gradients(two(plain), loss, [(X, Y), (X[:0], Y[:0])]),
+            "inputs with no samples",
+        ),
         (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
         (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
         (lambda: ps.fit_dtype(two(plain).to("meta"), X), "'a.weight' and others without values"),
@@ -243,39 +226,6 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(
 ) -> None:
     with pytest.raises(ps.PathspaceError, match=match):
         measure()
-
-
-def overwritten(net: Any, x: Tensor) -> Tensor:
-    """Changes what its backward pass needs."""
-    h = net.a(x).relu_()
-    h += 1
-    return net.c(h)
-
-
-def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
-    model = two(overwritten)
-    with pytest.raises(ps.UnsupportedError, match="Network cannot be differentiated"):
-        ps.equalise(model, ps.trace(model, X), 4, calibration=X)
-    model = nn.ReLU()
-    graph = ps.trace(model, X)
-    assert not ps.equalise(model, graph, 4, calibration=X).helped
-    assert len(ps.choose_gauge(model, graph, ps.Smooth(), X)) == 0
-
-
-def chain(in_place: bool) -> nn.Module:
-    torch.manual_seed(1)
-    widths = (4, 6, 6, 6, 3)
-    layers = [
-        layer
-        for into, out in itertools.pairwise(widths)
-        for layer in (nn.Linear(into, out), nn.ReLU(in_place))
-    ]
-    return nn.Sequential(*layers)
-
-
-def test_activations_in_place_grow_like_others() -> None:
-    one, other = (ds.signal(chain(in_place), X) for in_place in (False, True))
-    assert one.to_dicts() == other.to_dicts()
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -296,41 +246,6 @@ def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequen
         )
         assert row.rms == pytest.approx(float(found.mean(0).square().mean().sqrt()))
         assert row.noise == pytest.approx(float(found.var(0).mean()))
-
-
-@pytest.mark.parametrize(
-    "measure",
-    [
-        lambda model: ds.signal(model, X[:0]),
-        lambda model: ds.jacobian(model, X[:0]),
-        lambda model: ds.degeneracy(model, X[:0]),
-        lambda model: ds.cost(model, X[:0]),
-        lambda model: ds.gradients(model, loss, [(X, Y), (X[:0], Y[:0])]),
-    ],
-)
-def test_batches_without_samples_are_refused(measure: Callable[[nn.Module], Any]) -> None:
-    with pytest.raises(ps.InputError, match="inputs with no samples"):
-        measure(chain(False))
-
-
-def test_textbook_counts_are_those_of_activations_in_place() -> None:
-    one, other = (ds.cost(chain(in_place), X) for in_place in (False, True))
-    assert one.cached == other.cached and one.multiplications == other.multiplications
-
-
-@pytest.mark.slow
-def test_imports_draw_no_random_numbers() -> None:
-    code = (
-        "import random, numpy, torch\n"
-        "states = random.getstate(), str(numpy.random.get_state()), torch.get_rng_state()\n"
-        "import pathspace.diagnostics as ds\n"
-        "ds.watching, ds.signal, ds.MarkovChain, ds.degeneracy\n"
-        "assert random.getstate() == states[0]\n"
-        "assert str(numpy.random.get_state()) == states[1]\n"
-        "assert torch.equal(torch.get_rng_state(), states[2])\n"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
 
 
 def half(reentrant: bool | None) -> nn.Module:
@@ -359,16 +274,19 @@ def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
     assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
 
 
-def test_a_model_with_means_of_centred_values_stays_about_as_exact_as_it_is() -> None:
-    torch.manual_seed(2)
-    # means of what a norm has centred are rounding errors
-    model = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(),
-        nn.ConvTranspose2d(4, 4, 2, groups=2), nn.LeakyReLU(0.2), nn.InstanceNorm2d(4),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
-    ).double().eval()  # fmt: skip
-    fitted = ps.fit_dtype(model, torch.randn(3, 2, 6, 6).double())
-    assert fitted.error <= 2 * fitted.error_before < 1e-3
+def overwritten(net: Any, x: Tensor) -> Tensor:
+    """Changes what its backward pass needs."""
+    h = net.a(x).relu_()
+    h += 1
+    return net.c(h)
+
+
+def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
+    model = two(overwritten)
+    with pytest.raises(ps.UnsupportedError, match="Network cannot be differentiated"):
+        ps.equalise(model, ps.trace(model, X), 4, calibration=X)
+    model = nn.ReLU()
+    assert not ps.equalise(model, ps.trace(model, X), 4, calibration=X).helped
 
 
 def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:

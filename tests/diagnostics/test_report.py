@@ -11,22 +11,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import nets
 import numpy as np
 import pytest
 import torch
 from cases import network
 from command_line import call
-from rich.console import Console
 from torch import nn
 from zoo.entry import load
 
 import pathspace as ps
-from pathspace.cli.progress import stage_line
 from pathspace.diagnostics import Report, report
 from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.graph_layout import arrange, describe_layers
-from pathspace.diagnostics.report.measure import Tally, path_value_facts
-from pathspace.diagnostics.shared import charts
+from pathspace.diagnostics.report.measure import path_value_facts
 from pathspace.paths.norms import log_factors
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
@@ -172,13 +170,6 @@ def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) 
     assert told == found.sentences
     values, rows = data["values"], data["signal"]["rows"]
     assert told["values"] == sentences.values(values, "modulo")
-    assert sentences.power_of_ten(values["values"]["median"]) in told["values"]
-    assert sentences.power_of_ten(values["multipliers"]["largest"]) in told["multipliers"]
-    varied = [row["variance"] for row in rows if row["variance"]]
-    assert (
-        f"({sentences.number_text(varied[0], 2)} to {sentences.number_text(varied[-1], 2)})"
-        in told["variance"]
-    )
     gains = [row["vjp_gain"] for row in rows if row["vjp_gain"]]
     assert all(sentences.number_text(end, 2) in told["gains"] for end in (min(gains), max(gains)))
     if "nodes" in data["chain"]:
@@ -186,14 +177,7 @@ def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) 
         assert told["chain"].startswith(f"{down} of {len(data['chain']['nodes'])} nodes")
     cause = data["degeneracy"]
     assert cause["rank"] + cause["deficit"] == cause["parameters"]
-    assert (
-        told["degeneracy"]
-        .lower()
-        .startswith(
-            ("at most " if cause["method"] == "randomised" else "")
-            + f"{cause['deficit']:,} of {cause['parameters']:,}"
-        )
-    )
+    assert f"{cause['deficit']:,} of {cause['parameters']:,}" in told["degeneracy"]
 
 
 def test_figures_agree_with_the_library(found: Report) -> None:
@@ -236,20 +220,6 @@ def test_histograms_are_those_of_the_path_values() -> None:
     # dw = -lr dL/dv / (pre suf)
     statistics = ps.path_statistics(skeleton)
     assert found["values"]["largest"] == pytest.approx(statistics.largest / math.log(10))
-
-
-def test_tally_of_pieces_is_that_of_the_whole() -> None:
-    numbers = np.random.default_rng(0).normal(size=5000) * 3
-    whole, parts = Tally(), Tally()
-    whole.add(numbers)
-    for piece in np.array_split(numbers, 7):
-        parts.add(piece)
-    one, other = whole.to_dict(), parts.to_dict()
-    assert one.pop("mean") == pytest.approx(other.pop("mean")) and one == other
-    assert one["q05"] == pytest.approx(np.quantile(numbers, 0.05), abs=0.03)
-    nothing = Tally()
-    nothing.add(np.array([-np.inf]))
-    assert nothing.to_dict() == {"count": 0, "zeros": 1, "not_finite": 0, "edges": [], "counts": []}
 
 
 def test_layers_of_recurrent_and_normalised_networks() -> None:
@@ -313,19 +283,6 @@ def test_names_cannot_break_the_page() -> None:
     assert evil in page.text and len([name for name, _ in page.elements if name == "script"]) == 2
 
 
-def test_outputs_may_hold_numbers_beside_tensors() -> None:
-    """As `sum(losses)` over no loss does: the whole number 0 stands first among the outputs
-    of some language models.
-    """
-
-    def answer(net: Any, x: torch.Tensor) -> dict[str, Any]:
-        return {"loss": 0, "name": None, "scores": [net.out(x + net.inner(x).relu())]}
-
-    model = network(answer, inner=nn.Linear(3, 3), out=nn.Linear(3, 2))
-    facts = report(model, torch.randn(4, 3)).facts
-    assert "absent" not in facts["chain"] and "absent" not in facts["gradients"]
-
-
 def test_a_loss_of_ones_own_is_used() -> None:
     model, x = residual()
     y = torch.randint(0, 3, (8,))
@@ -341,39 +298,40 @@ def test_a_loss_of_ones_own_is_used() -> None:
     assert found.sentences["loss"] == "Gradients are those of the loss that was given."
 
 
-@pytest.mark.slow
-def test_what_does_not_apply_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(outputs: Any, targets: Any) -> torch.Tensor:
-        raise ZeroDivisionError("of my own")
+def fails(outputs: Any, targets: Any) -> torch.Tensor:
+    raise ZeroDivisionError("of my own")
 
-    model, x = residual()
-    found = report(model, x, loss_fn=broken)
-    for part, what in (("chain", "The Markov chain"), ("gradients", "The size of gradients")):
-        assert found.sentences[part].startswith(
-            f"{what} was not measured: The loss raised ZeroDivisionError on outputs and targets"
-            " (8x3:float32, None): of my own; check"
-        )
-    with torch.no_grad():
-        model[0].weight[0, 0] = math.nan  # type: ignore[index]
-    found = report(model, x)
-    assert "NaN" in found.sentences["certificate"] and "certificate" in found.facts
-    Page(found.html).data()  # JSON knows no NaN
-    large = nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 2))
-    found = report(large, torch.randn(2, 500))
-    assert (
-        "models of up to 200,000 trainable scalars, and this one has 251,502"
-        in found.sentences["degeneracy"]
-    )
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "size", "options", "part", "words"),
+    [
+        (
+            block(), (8, 6), {"loss_fn": fails}, "chain",
+            r"^The Markov chain was not measured: The loss raised ZeroDivisionError on outputs and"
+            r" targets \(8x6:float32, None\): of my own; check",
+        ),
+        (block(), (8, 6), {"loss_fn": fails}, "gradients", "^The size of gradients was not meas"),
+        (
+            nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 2)), (2, 500), {},
+            "degeneracy", "models of up to 200,000 trainable scalars, and this one has 251,502",
+        ),
+        (nn.Linear(2, 2).requires_grad_(False), (3, 2), {}, "gradients", "trainable"),
+        (nn.Flatten(), (3, 2), {}, "multipliers", "There is no weight"),
+        (nn.Flatten(), (3, 2), {}, "values", r"^There is no basis path\.$"),
+        (nn.Flatten(), (3, 2), {}, "graph", r"^No layer has weights on paths\.$"),
+        (nn.Flatten(), (3, 2), {}, "model", "^Flatten has 0 parameters in 0 tensors"),
+    ],
+)  # fmt: skip
+def test_what_does_not_apply_says_so_in_a_sentence(
+    model: nn.Module, size: tuple[int, ...], options: Any, part: str, words: str
+) -> None:
+    assert re.search(words, report(model, torch.randn(size), **options).sentences[part])
+
+
+def test_a_proof_of_too_many_units_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST_PROOF", 1)
-    assert "up to 1 units, and there are 500" in Page(report(large, torch.randn(2, 500)).html).text
-    frozen = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).requires_grad_(False)
-    assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
-    nothing = report(nn.Flatten(), torch.randn(3, 2))
-    assert nothing.facts["model"]["total"] == 0
-    assert "There is no weight" in nothing.sentences["multipliers"]
-    assert nothing.sentences["values"] == "There is no basis path."
-    assert nothing.sentences["graph"] == "No layer has weights on paths."
-    assert nothing.sentences["model"].startswith("Flatten has 0 parameters in 0 tensors")
+    assert "up to 1 units, and there are 3" in Page(report(*mlp()).html).text
 
 
 def test_weights_that_only_larger_inputs_use_are_named_beside_the_certificate() -> None:
@@ -423,59 +381,17 @@ def test_what_is_not_finite_is_said_and_not_left_out() -> None:
     logs = torch.cat(
         [torch.as_tensor(a + b) for a, b in log_factors(ps.trace(model, x).skeleton())]
     )
-    assert told["values"].startswith(
-        f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; "
-    )
-    assert told["variance"].startswith(
-        f"Activations of {lost} of {len(rows)} layers (the first is 1.enter) are "
-    )
-    assert told["gains"].startswith("Values or derivatives of ")
-    assert "no other has a gain" in told["gains"]
-    assert (
-        told["gradients"] == "Gradients of 16 of 16 tensors (the first is 0.weight) are not finite."
-    )
-    assert told["chain"].startswith("Values or gradients at 2 of 2 nodes are not finite")
-    assert told["degeneracy"].startswith(
-        "Degeneracy was not measured: Derivatives of Sequential are not finite"
-    )
-    one = {"layer": "0", "variance": 1.0, "vjp_gain": 1.0, "expected_gain": 1.0, "finite": True}
-    part = {"rows": [one, {**one, "layer": "1", "variance": None, "finite": False}]}
-    assert (
-        sentences.gradient_gains(part)
-        == "Values or derivatives of 1 of 2 layers (the first is 1) are not finite; elsewhere the"
-        " gain of 0 is 1; 1 of 1 is within a factor of two of what theory expects of the layer."
-    )
-
-
-@pytest.mark.slow
-def test_units_and_tensors_are_counted_once() -> None:
-    tail = (nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
-    for head, size in (
-        ((nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.0), nn.Linear(5, 3)), (9, 4)),
-        ((nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)), (9, 4)),
-        ((nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *tail), (9, 1, 8, 8)),
+    for part, start in (
+        ("values", f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; "),
+        ("variance", f"Activations of {lost} of {len(rows)} layers (the first is 1.enter) are "),
+        ("gains", "Values or derivatives of "),
+        ("gradients", "Gradients of 16 of 16 tensors (the first is 0.weight) are not finite."),
+        ("chain", "Values or gradients at 2 of 2 nodes are not finite"),
+        ("degeneracy", "Degeneracy was not measured: Derivatives of Sequential are not finite"),
     ):
-        model = nn.Sequential(*head)
-        layer = model[0] if isinstance(model[1], nn.ReLU) else model[1]
-        layer.bias.data[:2] = -1e3
-        told = report(model, torch.randn(size)).sentences
-        assert told["variance"].endswith("; 2 units passed no gradient on this batch.")
-    # a bias in front of a batch norm has a gradient of 0 that floating-point
-    # numbers miss by a little
-    assert told["gradients"].startswith("Gradients of 5 tensors differ by a factor of ")
-    assert "; 1 more tensor got less than a millionth of that" in told["gradients"]
-    dead = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-    dead[0].bias.data[:] = -1e3
-    told = report(dead, torch.randn(9, 4)).sentences
-    assert re.fullmatch(
-        r"2\.bias has the only gradient to speak of \(\S+ in RMS\); 3 more tensors got a gradient"
-        r" of 0\.",
-        told["gradients"],
-    )
-    assert "; 1 layer has constant outputs; 5 units passed" in told["variance"]
-    told = report(nn.Linear(4, 3), torch.randn(9, 4)).sentences
-    assert told["graph"].startswith("The only layer reads from the root and writes to it: ")
-    assert "at Linear; " in told["variance"] and told["gains"].startswith("The gain of Linear is ")
+        assert told[part].startswith(start)
+    assert "NaN" in told["certificate"] and "certificate" in found.facts
+    Page(found.html).data()  # JSON knows no NaN
 
 
 def test_progress_rises_and_names_what_is_done() -> None:
@@ -490,11 +406,7 @@ def test_progress_rises_and_names_what_is_done() -> None:
 
 NET = """
 import torch
-from rich.console import Console
 from torch import nn
-
-def small():
-    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
 
 # (counted outside of the model: it is measured on copies)
 calls = []
@@ -518,16 +430,15 @@ def run(*words: str) -> tuple[int, str]:
 
 
 def test_the_command_writes_page_and_json(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(NET)
-    target, page = f"{tmp_path}/net.py:small", tmp_path / "report.html"
+    target, page = f"{nets.__file__}:plain", tmp_path / "report.html"
     code, text = run(target, "-o", str(page), "--json", str(tmp_path / "report.json"))
     assert code == 0, text
     assert f"Wrote {page}" in text and "4 of 4 statements hold" in text
     data = Page(page.read_text()).data()
     numbers = json.loads((tmp_path / "report.json").read_text())
-    assert numbers["certificate"]["dimension"] == data["certificate"]["dimension"] == 14
+    assert numbers["certificate"]["dimension"] == data["certificate"]["dimension"]
     code, text = run(target, "-o", str(page), "--json", "-")
-    assert code == 0 and json.loads(text)["model"]["units"] == 3
+    assert code == 0 and json.loads(text)["model"]["units"] == 10
 
 
 def test_an_interrupt_leaves_no_half_page(tmp_path: Path) -> None:
@@ -540,41 +451,9 @@ def test_an_interrupt_leaves_no_half_page(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "report.html", "__pycache__"}
 
 
-def test_long_work_shows_a_bar() -> None:
-    console = Console(width=80, no_color=True)
-    with console.capture() as shown:
-        console.print(stage_line("verifying: net.py", 0.5))
-        console.print(stage_line("Loading net.py", None))
-    assert " 50% verifying: net.py" in shown.get() and "\nLoading net.py" in shown.get()
-
-
 def test_inputs_by_position_and_by_keyword() -> None:
     two = network(lambda net, x, y: x + net.a(x + y), a=nn.Linear(3, 3))
     x, y = torch.randn(5, 3), torch.randn(5, 3)
     for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"x": x, "y": y})):
         found = report(two, *args, kwargs=kwargs)
         assert found.facts["chain"]["samples"] == 5 and len(found.facts["gradients"]["rows"]) == 2
-
-
-def test_axes_of_nearly_equal_numbers_have_different_labels() -> None:
-    for width in (0.01, 0.1, 0.9):
-        facts = {"edges": [0.0, width], "counts": [2955]}
-        labels = re.findall(
-            r"<text[^>]*>([^<]*)<", str(charts.histogram(facts, "multipliers", "size"))
-        )
-        assert len(labels) > 6 and len(set(labels)) == len(labels) and "0k" not in labels
-
-
-@pytest.mark.parametrize("count", [2, 7, 9])
-def test_no_two_lines_of_a_chart_look_alike(count: int) -> None:
-    rows = [{"step": step, **{f"c{i}": step + i for i in range(count)}} for step in (1, 2)]
-    columns = {f"c{i}": f"layer {i}" for i in range(count)}
-    drawn = str(charts.lines(rows, columns, "signal", "size"))
-    # (the lines, then their strokes in the legend, in the same order)
-    looks = [
-        (re.findall(r'stroke="(var[^"]*)"', path), re.findall(r'stroke-dasharray="([^"]*)"', path))
-        for path in re.findall(r"<path[^>]*>", drawn)
-        if 'stroke="var(--h' in path
-    ]
-    lines, legend = looks[:count], looks[count:]
-    assert len({str(look) for look in lines}) == count and lines == legend

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
+from typing import Any
 
+import nets
 import pytest
 import torch
 from cases import network
@@ -15,42 +18,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from pathspace.diagnostics import ChainRecord, MarkovChain, diagnose
-from pathspace.diagnostics.shared.losses import choose_loss, reduction
+from pathspace.diagnostics.shared.losses import choose_loss
 from pathspace.diagnostics.shared.subject import load_weights, make_subject, read_batches
 from pathspace.errors import InputError
 from pathspace.models.values import without_weights
-
-FILE = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.branch = nn.LayerNorm(6), nn.Linear(6, 6)
-    def forward(self, x):
-        return x + self.branch(self.norm(x))
-
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(Block(), Block(), nn.Linear(6, 3))
-
-def loader():
-    torch.manual_seed(3)
-    return [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(5)]
-
-def focal(outputs, targets):
-    return (nn.functional.cross_entropy(outputs, targets, reduction="none") ** 2).mean()
-"""
-
-
-class Block(nn.Module):
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.norm, self.branch = nn.LayerNorm(width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.branch(self.norm(x))
 
 
 def tied() -> nn.Module:
@@ -76,7 +47,7 @@ def run(*words: str) -> tuple[int, str]:
     ],
 )
 def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
-    model = nn.Sequential(Block(), Block(), Block())
+    model = nn.Sequential(nets.Block(), nets.Block(), nets.Block())
     x = torch.randn(12, 6)
     target = torch.randn(12, 6)
     chain = MarkovChain.trace(model, x)
@@ -91,7 +62,7 @@ def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
 
 
 def test_records_of_different_losses_need_to_be_told() -> None:
-    model, x = nn.Sequential(Block()), torch.randn(4, 6)
+    model, x = nn.Sequential(nets.Block()), torch.randn(4, 6)
     chain = MarkovChain.trace(model, x)
     records = [chain.observe(nn.MSELoss(reduction=kind), x, x * 0) for kind in ("mean", "sum")]
     with pytest.raises(InputError, match="reductions"):
@@ -102,26 +73,24 @@ def test_records_of_different_losses_need_to_be_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "wrapped", "compiled"])
-def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None:
-    source = nn.Sequential(Block(), nn.BatchNorm1d(6))
-    model = nn.Sequential(Block(), nn.BatchNorm1d(6))
-    state = source.state_dict()
+def test_checkpoints_load_and_the_users_model_stays(tmp_path: Path, kind: str) -> None:
+    source, model = (nn.Sequential(nets.Block(), nn.BatchNorm1d(6)) for _ in range(2))
+    state, before = source.state_dict(), copy.deepcopy(model.state_dict())
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pt")
     if kind == "safetensors":
         save_file(state, path)
     else:
-        named = {"_orig_mod.module." + k if kind == "compiled" else k: v for k, v in state.items()}
+        named = {"_orig_mod.module." * (kind == "compiled") + k: v for k, v in state.items()}
         torch.save(named if kind == "pt" else {"epoch": 3, "state_dict": named}, path)
-    if kind == "compiled":
-        state = {k.removeprefix("_orig_mod.module."): v for k, v in state.items()}
-    subject = make_subject(model, (torch.randn(4, 6),), checkpoint=path)
-    assert all(
-        torch.equal(value, state[name]) for name, value in subject.model.state_dict().items()
-    )
-    assert not torch.equal(model[0].branch.weight, source[0].branch.weight), (
-        "the user's model is left as it is"
-    )
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = make_subject(model, (torch.randn(4, 6),), checkpoint=path).model.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in found.items())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_checkpoints_that_do_not_fit_are_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
+    model = nn.Sequential(nets.Block(), nn.BatchNorm1d(6))
+    before = copy.deepcopy(model.state_dict())
+    state = {name: torch.ones_like(value) for name, value in before.items()}
     for bad, part in (
         ({k: v for k, v in state.items() if k != "0.norm.bias"}, "lacks 0.norm.bias"),
         ({**state, "more": torch.ones(1)}, "holds more besides"),
@@ -130,8 +99,8 @@ def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None
         torch.save(bad, tmp_path / "bad.pt")
         with pytest.raises(InputError, match=part):
             load_weights(model, tmp_path / "bad.pt")
-    for name, content in (("a.safetensors", b"junk"), ("a.pt", b"junk"), ("b.pt", b"")):
-        (tmp_path / name).write_bytes(content)
+    for name in ("a.safetensors", "a.pt"):
+        (tmp_path / name).write_bytes(b"junk")
         with pytest.raises(InputError, match="cannot be read"):
             load_weights(model, tmp_path / name)
     with pytest.raises(InputError, match="no file"):
@@ -215,50 +184,33 @@ def test_losses_by_name() -> None:
         choose_loss("mse_loss")(scores, None)
 
 
+def shifted(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+
 def test_the_loss_of_a_language_model_is_its_own() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=2, n_head=2)
-    ).eval()
-    ids = torch.randint(0, 19, (4, 6))
+    config = GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    model, ids = GPT2LMHeadModel(config).eval(), torch.randint(0, 19, (4, 6))
     found = diagnose(model, data={"input_ids": ids, "labels": ids}, names="transformer.h.0.*")
     assert found.subject.loss.says == "the loss that the model returns"
-    subject = make_subject(model, data={"input_ids": ids, "labels": ids}, loss=_shifted)
+    subject = make_subject(model, data={"input_ids": ids, "labels": ids}, loss=shifted)
     named = found.chain.observe(subject.loss, *subject.batches[0])
-    parameters = list(model.parameters())
-    own = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, parameters)
-    last = [name for name, _ in model.named_parameters()].index("transformer.h.1.mlp.c_proj.weight")
-    exact = sum(
-        float((parameters[i].detach().double() * own[i].double()).sum()) for i in (last, last + 1)
-    )
+    last = list(model.transformer.h[1].mlp.c_proj.parameters())
+    own = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, last)
+    exact = sum(float((p.detach() * g).sum()) for p, g in zip(last, own, strict=True))
     for each in (found.record, named):
         assert float(each.gauge[-1]) == pytest.approx(exact, rel=1e-3)
 
 
-def _shifted(outputs, targets):
-    return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
-
-
 def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
-    path, weights = tmp_path / "net.py", tmp_path / "w.safetensors"
-    path.write_text(FILE)
-    torch.manual_seed(7)
-    model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
+    path, weights = nets.__file__, tmp_path / "w.safetensors"
+    model, data = nets.Net(), nets.loader()
     save_file(model.state_dict(), weights)
-    torch.manual_seed(3)
-    data = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(5)]
-    words = (
-        f"{path}:Net",
-        "--checkpoint",
-        str(weights),
-        "--data",
-        f"{path}:loader",
-        "--batches",
-        "3",
-    )
-    for loss, function in (("cross_entropy", F.cross_entropy), (f"{path}:focal", _focal)):
+    words = [f"{path}:Net", "--checkpoint", str(weights), "--data", f"{path}:loader"]
+    words += ["--batches", "3"]
+    for loss, function in (("cross_entropy", F.cross_entropy), (f"{path}:focal", nets.focal)):
         code, text = run("diagnose", *words, "--loss", loss, "--json", "-")
         assert code == 0, text
         found = json.loads(text)
@@ -274,17 +226,3 @@ def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
     assert "Gradients are those of cross_entropy." in (tmp_path / "r.html").read_text()
     code, text = run("diagnose", *words, "--data", f"{path}:Net")
     assert code == 2 and "expected" in text and "Traceback" not in text
-
-
-def _focal(outputs, targets):
-    return (F.cross_entropy(outputs, targets, reduction="none") ** 2).mean()
-
-
-def test_sums_and_means_of_a_users_loss_are_told_apart() -> None:
-    outputs, targets = torch.randn(6, 3), torch.randn(6, 3)
-    for loss, word in (
-        (lambda y, t: (y - t).square().sum(), "sum"),
-        (lambda y, t: (y - t).square().mean(), "mean"),
-        (lambda y, t: (y - t).square().sum() / len(y), "mean"),
-    ):
-        assert reduction(loss, outputs, targets, loss(outputs, targets), 0) == word

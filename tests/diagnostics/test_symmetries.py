@@ -20,20 +20,16 @@ import pathspace as ps
 from pathspace.diagnostics import degeneracy
 
 
-class Attention(nn.Module):
+def attention(width: int, heads: int, bias: bool) -> nn.Module:
     """Softmax attention with maps of its own."""
 
-    def __init__(self, width: int, heads: int, bias: bool) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=bias) for _ in range(4))
+    def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (heads, -1)).transpose(1, 2) for f in (net.q, net.k, net.v))
+        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return net.o(mixed.transpose(1, 2).flatten(2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, d = x.shape
-        q, k, v = (
-            f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v)
-        )
-        return self.o(((q @ k.transpose(-1, -2)).softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
+    q, k, v, o = (nn.Linear(width, width, bias=bias) for _ in range(4))
+    return network(forward, q=q, k=k, v=v, o=o)
 
 
 def causes(model: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], Any]:
@@ -56,16 +52,11 @@ def test_adjacent_linear_maps(sizes: tuple[int, int, int], seed: int) -> None:
     torch.manual_seed(seed)
     a, b, c = sizes
     model = nn.Sequential(nn.Linear(a, b), nn.Linear(b, c), nn.Tanh(), nn.Linear(c, 2))
-    counts, found = causes(model, 2 * torch.randn(300, a))
+    x = 2 * torch.randn(300, a)
+    counts, found = causes(model, x)
     # GL(b) and a shift; its diagonal is the rescaling of units
     assert counts == {"shift": b, "linear map": b * b - b} and found.gauge == b
-    with torch.no_grad():
-        factor = torch.exp(torch.randn(b))
-        (
-            model[0].weight.mul_(factor[:, None]),
-            model[0].bias.mul_(factor),
-            model[1].weight.div_(factor),
-        )
+    ps.rescale_(model, ps.trace(model, x), torch.randn(b).double())
     assert causes(model, 2 * torch.randn(300, a))[0] == counts
 
 
@@ -124,7 +115,7 @@ def test_what_norms_and_softmax_subtract() -> None:
 @pytest.mark.parametrize(("heads", "bias"), [(2, True), (3, False)])
 def test_heads_of_attention(heads: int, bias: bool) -> None:
     torch.manual_seed(heads)
-    model, width = Attention(6, heads, bias), 6 // heads
+    model, width = attention(6, heads, bias), 6 // heads
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import network
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 from zoo.attention import VisionTransformer, convnext
@@ -71,21 +72,12 @@ def test_norms_are_those_of_their_jacobians(name: str) -> None:
 
 
 def test_functions_that_no_list_names() -> None:
-    class Cubed(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x**3
-
-    class Shifted(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * x.roll(1, -1)
-
-    class Gated(nn.GLU):
-        pass
-
+    gated = type("Gated", (nn.GLU,), {})()
+    layers = network(lambda net, x: x**3), network(lambda net, x: x * x.roll(1, -1)), gated
     x = torch.randn(400, 50).double()
     x = (x - x.mean()) / x.std(correction=0)
     gains = []
-    for layer in (Cubed(), Shifted(), Gated()):
+    for layer in layers:
         (row,) = signal(nn.Sequential(layer), x, names="0", probes=1, jvp=False)
         gains.append(row.expected_gain)
     z = torch.randn(100_000).double()

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 from pathspace.diagnostics import cost, signal
 from pathspace.diagnostics.shared.unit_axes import unit_axis
 
 
-class Turned(nn.Module):
+def turned(first: nn.Module, move: Callable[[Tensor], Tensor], then: nn.Module) -> nn.Module:
     """A layer of images, a movement, a layer that has no weights or reads features last."""
 
-    def __init__(self, first: nn.Module, move: Callable[[Tensor], Tensor], then: nn.Module) -> None:
-        super().__init__()
-        self.first, self.move, self.then = first, move, then
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.then(self.move(self.first(x)))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.then(move(net.first(x)))
         return y[0] if isinstance(y, tuple) else y
+
+    return network(forward, first=first, then=then)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
@@ -33,14 +33,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = 
     "flattened": (lambda: nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten()), (2, 3, 5), [4, 16]),
     "one number": (lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (5, 3), [1, 5]),
     "recurrent": (
-        lambda: Turned(
+        lambda: turned(
             nn.Conv1d(3, 4, 3), lambda h: h.transpose(1, 2), nn.GRU(4, 6, batch_first=True)
         ),
         (2, 3, 12),
         [4, 6],
     ),
     "patches": (
-        lambda: Turned(nn.Conv2d(3, 6, 4, 4), lambda h: h.flatten(2).transpose(1, 2), nn.GELU()),
+        lambda: turned(nn.Conv2d(3, 6, 4, 4), lambda h: h.flatten(2).transpose(1, 2), nn.GELU()),
         (2, 3, 16, 16),
         [6, 6],
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nets
 import pytest
 import torch
 from command_line import call
@@ -14,42 +15,22 @@ from torch import nn
 
 from pathspace.diagnostics import report, versus
 
-FILE = """
-import pytest
-import torch
-from torch import nn
-
-class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-
-class Wide(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
-
-def batches():
-    torch.manual_seed(0)
-    return [(torch.randn(16, 4), torch.randint(0, 3, (16,))) for _ in range(2)]
-"""
-
 
 @pytest.mark.slow
 def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
-    path = tmp_path / "net.py"
-    path.write_text(FILE)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    model = nets.Net()
     torch.save(model.state_dict(), tmp_path / "before.pt")
     with torch.no_grad():
-        model[2].weight.mul_(20)
+        model[1].branch.weight.mul_(100)
     torch.save(model.state_dict(), tmp_path / "after.pt")
-    words = ["report", f"{path}:Net", "--data", f"{path}:batches", "--loss", "cross_entropy"]
+    file = nets.__file__
+    words = ["report", f"{file}:Net", "--data", f"{file}:loader", "--loss", "cross_entropy"]
     words += ["--checkpoint", tmp_path / "after.pt", "-o", tmp_path / "r.html", "--json", "-"]
     result = call(*words, "--against", tmp_path / "before.pt")
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
     rows = {row["figure"]: (row["first"], row["second"]) for row in found["figures"]}
-    assert rows["units"] == (11, 11) and rows["alarms"] == ("exploding", "none")
+    assert rows["units"][0] == rows["units"][1] and rows["alarms"] == ("exploding", "none")
     variance = [
         {row["layer"]: row["variance"] for row in found[side]["signal"]["rows"]}
         for side in ("first", "second")

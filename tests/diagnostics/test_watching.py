@@ -10,13 +10,15 @@ import io
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
-from cases import network
+from cases import ResidualMLP, network
+from descent import descend
 from torch import nn
 from torch.nn import functional as F
 
@@ -80,93 +82,44 @@ def test_every_kind_of_alarm_is_documented() -> None:
     assert all(f"| {rule.kind} |" in page for rule in RULES)
 
 
-def train(model: nn.Module, steps: int, every: int | None) -> tuple[dict[str, torch.Tensor], Any]:
-    torch.manual_seed(5)
+def spectral() -> nn.Module:
+    """A layer whose norm takes a step whenever it runs."""
+    norm = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(norm(nn.Linear(20, 6)), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Sequential(*runs.residual(), nn.Dropout(0.1)), spectral]
+)
+def test_a_watched_run_is_bitwise_the_run(build: Callable[[], nn.Module]) -> None:
+    plain, ends = build(), []
     x, y = runs.vectors(64)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    watch = watching(model, every=every) if every else None
-    if watch is not None:
-        watch.__enter__()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        runs.loss_of(model(x + torch.randn_like(x)), y).backward()
-        optimizer.step()
-    if watch is not None:
-        watch.__exit__(None, None, None)
-    return {name: value.clone() for name, value in model.state_dict().items()}, watch
-
-
-def test_a_watched_run_is_bitwise_the_run() -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(4)
-        return nn.Sequential(*runs.residual(), nn.Dropout(0.1))
-
-    first, second = model(), model()
-    plain, _ = train(first, 6, None)
-    watched, watch = train(second, 6, 1)
-    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    for every in (None, 1):
+        torch.manual_seed(5)
+        model = copy.deepcopy(plain)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        loss = lambda model=model: runs.loss_of(model(x + torch.randn_like(x)), y)  # noqa: E731
+        if every is None:
+            descend(optimizer, loss, 6)
+        else:
+            watch = runs.steps(optimizer, loss, 6, model, every=1, structure=None)
+        ends.append(model.state_dict())
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     assert len(watch.rows) == 6 and watch.notes == []
-    for module in second.modules():
+    for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
-
-
-def scaled(net: Any, x: torch.Tensor) -> torch.Tensor:
-    """A branch whose channels have a scale each, as in ConvNeXt."""
-    x = net.first(x)
-    return net.head((x + net.scale * F.gelu(net.branch(x))).mean((2, 3)))
-
-
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1, 1)])
-def test_one_number_for_each_channel_is_no_matrix_of_equal_units(shape: tuple[int, ...]) -> None:
-    model = network(
-        scaled, first=nn.Conv2d(3, 8, 3, padding=1), branch=nn.Conv2d(8, 8, 3, padding=1),
-        scale=nn.Parameter(torch.full(shape, 1e-6)), head=nn.Linear(8, 3),
-    )  # fmt: skip
-    x, y = torch.randn(32, 3, 8, 8), torch.randint(0, 3, (32,))
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert not runs.steps(optimizer, lambda: F.cross_entropy(model(x), y), 4, model).alarms
-    # all units of a layer are alike, also where each has one weight
-    alike = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 3))
-    nn.init.constant_(alike[0].weight, 0.5)
-    found = diagnose(alike, torch.randn(16, 1))
-    assert [(alarm.kind, alarm.place) for alarm in found.alarms] == [("copies", "0.weight")]
 
 
 def test_two_backward_passes_of_one_step_leave_no_stale_gradients() -> None:
     model, x, y = runs.mlp((10, 16, 5)), torch.randn(64, 10), torch.randint(0, 5, (64,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with watching(model, every=2, structure=False) as watch:
-        for _ in range(8):
-            optimizer.zero_grad()
-            logits = model(x)
-            F.cross_entropy(logits, y).backward(retain_graph=True)
-            (1e-3 * logits.square().mean()).backward()
-            optimizer.step()
-    assert watch.alarms == []
 
+    def loss() -> torch.Tensor:
+        logits = model(x)
+        F.cross_entropy(logits, y).backward(retain_graph=True)
+        return 1e-3 * logits.square().mean()
 
-def test_a_spectral_norm_takes_no_further_step_because_it_is_watched() -> None:
-    ends = []
-    for every in (None, 2):
-        torch.manual_seed(4)
-        norm = nn.utils.parametrizations.spectral_norm
-        model = nn.Sequential(norm(nn.Linear(20, 6)), nn.ReLU(), nn.Linear(6, 3))
-        ends.append(train(model, 5, every)[0])
-    assert all(torch.equal(ends[0][name], value) for name, value in ends[1].items())
-
-
-def test_outputs_of_one_dimension_are_one_number_per_sample() -> None:
-    model, x = nn.Sequential(*runs.mlp((8, 16, 1)), nn.Flatten(0)), torch.randn(48, 8)
-    assert not diagnose(model, x).alarms
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    assert not runs.steps(optimizer, lambda: F.mse_loss(model(x), x.sum(1)), 4, model).alarms
-    # targets of shape (48, 1) make a table of 48 x 48 differences
-    for targets in (x.sum(1, keepdim=True), x.sum(1)):
-        optimizer.zero_grad()
-        outputs = model(x)
-        slope = torch.autograd.grad((outputs - targets).square().mean(), outputs)[0]
-        fault = loss_fault(outputs.detach(), slope)
-        assert (fault is not None and fault.kind == "uniform targets") == (targets.ndim == 2), fault
+    assert runs.steps(optimizer, loss, 8, model).alarms == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (0, 5), (4, 0), (4, 1), (2, 3, 4, 5)])
@@ -340,7 +293,6 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), 1e-3)
 
-    torch.manual_seed(0)
     callback = lightning_callback(every=4, page=tmp_path / "run.html")
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
@@ -369,7 +321,6 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
 
     from pathspace.diagnostics import transformers_callback
 
-    torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     )
@@ -453,19 +404,13 @@ def test_a_loss_that_nobody_named_is_not_judged() -> None:
 
 
 def test_a_loss_that_the_model_computes_is_judged_too() -> None:
-    class Own(nn.Module):
-        def __init__(self, twice: bool) -> None:
-            super().__init__()
-            self.net, self.twice = runs.mlp(), twice
+    def own(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = net.net(x)
+        return F.cross_entropy(z.softmax(-1) if net.twice else z, y)
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z = self.net(x)
-            return F.cross_entropy(z.softmax(-1) if self.twice else z, y)
-
-    torch.manual_seed(0)
     x, y = runs.vectors(64)
     for twice in (False, True):
-        model = Own(twice)
+        model = network(own, net=runs.mlp(), twice=twice)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         watch = runs.steps(optimizer, lambda model=model: model(x, y), 8, model)
         assert [alarm.kind for alarm in watch.causes] == ["squashed twice"] * twice
@@ -473,24 +418,11 @@ def test_a_loss_that_the_model_computes_is_judged_too() -> None:
         assert [note for note in watch.notes if "All measured batches are the same one" in note]
 
 
-class Residual(nn.Module):
-    """One residual addition."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.branch, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.into(x).relu()
-        x = x + self.branch(x).relu()
-        return self.out(x)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("penalised", [False, True])
 def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool) -> None:
     """Before the pass, after it, and when chain and units are observed, too."""
-    model, x, y = Residual(), torch.randn(8, 6), torch.randint(0, 3, (8,))
+    model, x, y = ResidualMLP(6, 6, (6,), 3), torch.randn(8, 6), torch.randint(0, 3, (8,))
     if penalised:
         penalise_(model, x, tau=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

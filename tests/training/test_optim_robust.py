@@ -1,126 +1,51 @@
-"""What happens to optimizers on path values in the course of a life: frozen layers, checkpoints,
-late groups, small path values, memory that is laid out again.
+"""What happens to optimizers on path values in the course of a life: frozen layers, late groups,
+weights that others write, memory that is laid out again, names that wrappers change.
 """
 
 from __future__ import annotations
 
 import copy
-import math
+import itertools
 import pickle
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cases import mlp, network
 from descent import descend
-from torch import Tensor, nn
-from training_pairs import Problem, largest_difference
+from torch import Tensor, nn, optim
+from training_pairs import MEMBERS, Problem, largest_difference
 
 import pathspace as ps
-from pathspace import InputError, PathspaceError, UnsupportedError
-from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton_
+from pathspace import InputError, UnsupportedError
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSpace, init_skeleton_
 from tests.training.test_gsgd_oracle import NETWORKS
 
-Make = Callable[..., torch.optim.Optimizer]
-
-
-def gsgd(model: nn.Module, skeleton: ps.Skeleton, **more: Any) -> GSGD:
-    return GSGD(model.named_parameters(), **{"lr": 1e-3, "skeleton": skeleton, **more})
-
-
-def gadam(model: nn.Module, skeleton: ps.Skeleton, **more: Any) -> GAdam:
-    return GAdam(model.named_parameters(), **{"lr": 1e-3, "skeleton": skeleton, **more})
-
-
-MEMBERS: dict[str, Make] = {
-    "gsgd": gsgd,
-    "momentum": lambda m, s, **more: gsgd(m, s, momentum=0.9, **more),
-    "cap": lambda m, s, **more: gsgd(m, s, max_multiplier=1.0, weight_decay=0.1, **more),
-    "gadam": gadam,
-}
-members = pytest.mark.parametrize("member", MEMBERS)
-
-
-def mlp(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    layers = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)]
-    return nn.Sequential(*layers).double()
-
-
+PATHWISE = {name: MEMBERS[name] for name in ("gsgd", "momentum", "cap_decay_momentum", "gadam")}
+pathwise = pytest.mark.parametrize("make", PATHWISE.values(), ids=PATHWISE)
+kinds = pytest.mark.parametrize("kind", [GSGD, GAdam])
 X = torch.randn(16, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor = X) -> float:
-    return descend(optimizer, lambda: (model(x) - 1).square().mean())[0]
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return mlp(4, 6, 5, 2).double()
 
 
-# --- checkpoints
+def skeleton_of(model: nn.Module, x: Tensor = X) -> ps.Skeleton:
+    return ps.trace(model, x).skeleton()
 
 
-@members
-@pytest.mark.parametrize("weights_first", [True, False])
-def test_a_state_belongs_to_its_weights_wherever_the_model_started(
-    member: str, weights_first: bool
-) -> None:
-    model = mlp(0)
-    optimizer = MEMBERS[member](model, ps.trace(model, X).skeleton())
-    step(model, optimizer)
-    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    other = mlp(1)
-    resumed = MEMBERS[member](other, ps.trace(other, X).skeleton())
-    loads = [lambda: other.load_state_dict(saved[0]), lambda: resumed.load_state_dict(saved[1])]
-    for load in loads if weights_first else loads[::-1]:
-        load()
-    for _ in range(4):
-        assert step(model, optimizer) == step(other, resumed)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+def step(model: nn.Module, optimizer: optim.Optimizer, x: Tensor = X, steps: int = 1) -> float:
+    return descend(optimizer, lambda: (model(x) - 1).square().mean(), steps)[-1]
 
 
-def test_damaged_states_are_refused_and_nothing_is_loaded() -> None:
-    model = mlp()
-    optimizer = gsgd(model, ps.trace(model, X).skeleton())
-    step(model, optimizer)
-    good, before = optimizer.state_dict(), copy.deepcopy(model)
-    first = good["state"][0]
-    inside = first["path_space"]
-
-    def changed(**parts: object) -> dict[str, object]:
-        return {**good, "state": {**good["state"], 0: {**first, **parts}}}
-
-    damaged = (
-        [],
-        {},
-        changed(path_space=None),
-        {key: value for key, value in good.items() if key != "param_groups"},
-        {key: value for key, value in good.items() if key != "state"},
-        changed(path_space={**inside, "least": [1.0]}),
-        changed(path_space={key: value for key, value in inside.items() if key != "fingerprint"}),
-        changed(path_space={key: value for key, value in inside.items() if key != "counts"}),
-        changed(path_space={**inside, "least": inside["least"][1:]}),
-    )
-    for bad in damaged:
-        with pytest.raises(InputError, match="GSGD found a "):
-            optimizer.load_state_dict(bad)  # type: ignore[arg-type]
-    twin = copy.deepcopy(before)
-    reference = gsgd(twin, ps.trace(twin, X).skeleton())
-    reference.load_state_dict(good)
-    assert step(model, optimizer) == step(twin, reference)
-
-
-def test_hooks_of_the_state_see_path_space() -> None:
-    model = mlp()
-    optimizer = gsgd(model, ps.trace(model, X).skeleton())
-    seen: list[bool] = []
-    optimizer.register_state_dict_post_hook(
-        lambda _, state: seen.append("path_space" in state["state"][0])
-    )
-    state = optimizer.state_dict()
-    hidden = {**state, "state": {}}
-    optimizer.register_load_state_dict_pre_hook(lambda _, found: {**found, "state": state["state"]})
-    optimizer.load_state_dict(hidden)
-    assert seen == [True]
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 # --- frozen weights
@@ -134,9 +59,11 @@ def test_frozen_weights_stay_and_the_rest_descends(name: str, which: str) -> Non
     """
     case = Problem(name)
     model, problem = case.model, case.oracle()
-    optimizer = gsgd(model, case.skeleton(model), lr=1e-4, weight_decay=0.0)
+    optimizer = GSGD(model.named_parameters(), lr=1e-4, skeleton=case.skeleton(model))
     names = [key for key, _ in model.named_parameters()]
     frozen = {"first": names[:1], "last": names[-1:], "every other": names[::2]}[which]
+    if len(frozen) == len(names):
+        return
     for key in frozen:
         model.get_parameter(key).requires_grad_(False)
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
@@ -147,104 +74,125 @@ def test_frozen_weights_stay_and_the_rest_descends(name: str, which: str) -> Non
     (gradient,) = torch.autograd.grad(case.loss(model, everything), values)
     follow = np.array([problem.slots[edge][0] in frozen for edge in problem.free], bool)
     held = torch.from_numpy((problem.inverse[follow] != 0).any(0))
-    wanted = problem.tensors(
-        problem.weights((values - 1e-4 * gradient * ~held).detach(), fixed), start
-    )
-    if len(frozen) == len(names):
-        return
+    moved = (values - 1e-4 * gradient * ~held).detach()
+    wanted = problem.tensors(problem.weights(moved, fixed), start)
     case.loss(model).backward()
     optimizer.step()
     for key in frozen:
         assert torch.equal(model.get_parameter(key), start[key]), key
-    inside = {
-        key: value
-        for key, value in wanted.items()
-        if key in {b.name for b in optimizer.skeleton.graph.blocks}
-    }
-    moved = {key: model.get_parameter(key).detach() for key in inside}
-    for key in inside:
-        torch.testing.assert_close(moved[key], inside[key], rtol=1e-9, atol=1e-12)
+    for key in wanted.keys() & optimizer.skeleton.graph.index.keys():
+        found = model.get_parameter(key).detach()
+        torch.testing.assert_close(found, wanted[key], rtol=1e-9, atol=1e-12)
 
 
-@members
-def test_a_frozen_body_stays_whatever_is_remembered(member: str) -> None:
+@pathwise
+def test_a_frozen_body_stays_whatever_is_remembered(make: Callable[..., Any]) -> None:
     """Momentum, moments and decay would move it; a head outside path space trains on."""
-    body, head = mlp(), nn.Linear(2, 3).double()
-    skeleton = ps.trace(body, X).skeleton()
+    body, head = net(), nn.Linear(2, 3).double()
     both = nn.Sequential(body, head)
-    named = [*body.named_parameters(), *((f"head.{key}", p) for key, p in head.named_parameters())]
-    kind = GAdam if member == "gadam" else GSGD
-    more: dict[str, Any] = {"momentum": {"momentum": 0.9}, "cap": {"max_multiplier": 1.0}}.get(
-        member, {}
-    )
-    optimizer = kind(named, lr=1e-2, weight_decay=0.1, skeleton=skeleton, **more)
-    for _ in range(3):
-        step(both, optimizer)
+    optimizer = make(body, skeleton_of(body), weight_decay=0.1, lr=1e-3)
+    group = {"params": [(f"head.{key}", p) for key, p in head.named_parameters()], "lr": 1e-2}
+    optimizer.add_param_group(group)
+    step(both, optimizer, steps=3)
     body.requires_grad_(False)
-    before, head_before = copy.deepcopy(body), copy.deepcopy(head)
-    for _ in range(3):
-        step(both, optimizer)
-    for one, two in zip(body.parameters(), before.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert largest_difference(head, head_before) > 1e-4
+    before = copy.deepcopy(both)
+    step(both, optimizer, steps=3)
+    assert equal(body, before[0]) and largest_difference(head, before[1]) > 1e-4
     body.requires_grad_(True)
-    losses = [step(both, optimizer) for _ in range(20)]
-    assert losses[-1] < losses[0]
+    assert step(both, optimizer, steps=20) < step(before, optim.SGD(before[1].parameters(), lr=0))
 
 
-@pytest.mark.parametrize("kind", [GSGD, GAdam])
-def test_parameters_outside_without_a_gradient_do_not_decay(kind: type[GSGD]) -> None:
-    model = mlp()
-    alone = nn.Parameter(torch.ones(3).double())
-    optimizer = kind(
-        [*model.named_parameters(), ("alone", alone)],
-        lr=0.01,
-        weight_decay=0.5,
-        skeleton=ps.trace(model, X).skeleton(),
-    )
-    step(model, optimizer)
-    assert torch.equal(alone, torch.ones(3).double())
+@pathwise
+def test_path_values_of_a_frozen_weight_wait_with_what_is_remembered(
+    make: Callable[..., Any],
+) -> None:
+    model = net()
+    init_skeleton_(model, skeleton_of(model))
+    optimizer = make(model, skeleton_of(model), lr=1e-3)
+    first = step(model, optimizer, steps=3)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    assert step(model, optimizer, steps=20) < first
+    assert torch.equal(model[0].weight, before)
 
 
-# --- groups
+@pathwise
+def test_layers_without_gradients_rest_as_by_torch(make: Callable[..., Any]) -> None:
+    """A linear map from inputs to outputs, which a step leaves out, keeps its weights and
+    moments, with decay and momentum, too.
+    """
 
+    def forward(model: Any, x: Tensor, beside: bool = True) -> Tensor:
+        return model.net(x) + model.beside(x) if beside else model.net(x)
 
-def test_modules_with_equal_names_are_told_apart() -> None:
-    body, head = mlp(0), mlp(1)
-    alone = copy.deepcopy(body)
-    skeleton = ps.trace(body, X).skeleton()
-    optimizer = GSGD(
-        [{"params": body.named_parameters()}, {"params": head.named_parameters()}],
-        lr=1e-3,
-        skeleton=skeleton,
-    )
-    reference = gsgd(alone, skeleton)
-    ((body(X) - 1).square().mean() + head(X).square().mean()).backward()
+    model = network(forward, net=net(), beside=nn.Linear(4, 2).double())
+    optimizer = make(model, skeleton_of(model), weight_decay=0.1)
+    step(model, optimizer, steps=2)
+    before = copy.deepcopy(dict(model.named_parameters()))
+    optimizer.zero_grad()
+    model(X, beside=False).square().mean().backward()
     optimizer.step()
-    step(alone, reference)
-    assert largest_difference(body, alone) < 1e-14
-    gsgd(torch.compile(body), skeleton)  # type: ignore[arg-type]
-    twin = list(copy.deepcopy(body).named_parameters())
-    with (
-        pytest.raises(InputError, match=r"two parameters for '0\.weight'"),
-        pytest.warns(UserWarning, match="duplicate"),
-    ):
-        GSGD([*twin, twin[0]], lr=0.1, skeleton=skeleton)
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name]) == name.startswith("beside"), name
 
 
-@pytest.mark.parametrize("kind", [GSGD, GAdam])
-def test_chains_have_the_settings_of_their_own_group(kind: type[GSGD]) -> None:
+@kinds
+def test_a_list_of_what_is_trained_is_the_whole_list_with_the_rest_frozen(kind: type[Any]) -> None:
+    first = net()
+    first[0].requires_grad_(False)
+    second = copy.deepcopy(first)
+    trained = [(name, p) for name, p in first.named_parameters() if p.requires_grad]
+    optimizers = [
+        kind(params, lr=1e-3, weight_decay=0.1, skeleton=skeleton_of(model), max_multiplier=1.0)
+        for model, params in ((first, trained), (second, list(second.named_parameters())))
+    ]
+    for turn in range(6):
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            step(model, optimizer)
+            if turn == 2:
+                # a state and a pickle know what was not given, too
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert largest_difference(first, second) < 1e-12
+    assert len(optimizers[0].param_groups[0]["params"]) == len(trained)
+    assert torch.equal(first[0].weight, net()[0].weight)
+    again = pickle.loads(pickle.dumps(optimizers[0]))
+    assert set(again.weights) == set(optimizers[1].weights)
+
+
+def test_weights_that_are_not_given_stay_though_they_ask_for_gradients() -> None:
+    model, x = mlp(4, 8, 2), torch.randn(16, 4)
+    skeleton = skeleton_of(model, x)
+    init_skeleton_(model, skeleton)
+    start = copy.deepcopy(model)
+    optimizer = GSGD(model[2].named_parameters(), lr=0.01, skeleton=skeleton)
+    model(x).square().sum().backward()
+    gradient = model[0].weight.grad.clone()
+    optimizer.clip_path_grad_norm_(1e-3)
+    optimizer.step()
+    assert torch.equal(model[0].weight, start[0].weight)
+    assert torch.equal(gradient, model[0].weight.grad)
+    assert not torch.equal(model[2].weight, start[2].weight)
+    # of a copy nobody knows where the rest is
+    twin = copy.deepcopy(model)
+    with pytest.raises(ps.PathspaceError, match="found no parameter for 2 blocks"):
+        named = [(f"2.{name}", p) for name, p in twin[2].named_parameters()]
+        GSGD(named, lr=0.01, skeleton=skeleton)
+
+
+# --- groups and names
+
+
+@kinds
+def test_chains_have_the_settings_of_their_own_group(kind: type[Any]) -> None:
     """A path value goes down where its group minimises, whatever another
     group does with its own.
     """
-    model = nn.Sequential(
-        nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2, bias=False)
-    ).double()
+    model = mlp(2, 1, 2, bias=False).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, 2.0]]))
         model[2].weight.copy_(torch.tensor([[1.0], [3.0]]))
     x = torch.ones(1, 2).double()
-    skeleton, ends = ps.trace(model, x).skeleton(), []
+    skeleton, ends = skeleton_of(model, x), []
     for other in ({}, {"maximize": True}):
         twin = copy.deepcopy(model)
         groups = [
@@ -258,332 +206,236 @@ def test_chains_have_the_settings_of_their_own_group(kind: type[GSGD]) -> None:
     assert ends[0] == pytest.approx(ends[1], rel=1e-14)
 
 
-def test_every_tensor_counts_its_own_steps() -> None:
-    model = mlp()
-    optimizer = gadam(model, ps.trace(model, X).skeleton())
-    for _ in range(20):
-        step(model, optimizer)
-    late, twin = (nn.Parameter(torch.ones(2).double()) for _ in range(2))
-    optimizer.add_param_group({"params": [("late", late)], "lr": 0.1, "betas": (0.5, 0.9)})
-    reference = torch.optim.Adam([twin], lr=0.1, betas=(0.5, 0.9))
-    for i in range(3):
-        optimizer.zero_grad()
-        late.grad, twin.grad = (
-            torch.full((2,), 1.0 + i).double(),
-            torch.full((2,), 1.0 + i).double(),
-        )
-        optimizer.step()
-        reference.step()
-    torch.testing.assert_close(late, twin, rtol=1e-12, atol=0)
-
-
-@members
+@pytest.mark.parametrize("member", PATHWISE)
 def test_layers_that_are_released_late_move_in_path_space(member: str) -> None:
     """As in gradual unfreezing: rescaled copies take the same steps before and after."""
     outputs = []
     for phi in (0.0, 1.0):
-        model = mlp()
+        model = net()
         graph = ps.trace(model, X)
         init_skeleton_(model, graph.skeleton())
         ps.rescale_(model, graph, phi * torch.linspace(-1, 1, graph.num_units).double())
-        settings = {"weight_decay": 0.1} if member == "cap" else {}
-        settings |= {"momentum": 0.9} if member == "momentum" else {}
-        settings |= {"max_multiplier": 1.0} if member == "cap" else {}
-        kind: Any = GAdam if member == "gadam" else GSGD
-        optimizer = kind(model[4].parameters(), lr=1e-3, skeleton=graph.skeleton(), **settings)
-        ends = [model[0].weight.clone()]
+        start = model[0].weight.clone()
+        optimizer = MEMBERS[member](model[4], graph.skeleton(), lr=1e-3)
         for layer in (2, 0):
-            for _ in range(3):
-                step(model, optimizer)
-            optimizer.add_param_group({"params": list(model[layer].parameters())})
-        for _ in range(3):
-            step(model, optimizer)
-        assert not torch.equal(ends[0], model[0].weight)
+            step(model, optimizer, steps=3)
+            optimizer.add_param_group({"params": list(model[layer].named_parameters())})
+        step(model, optimizer, steps=3)
+        assert not torch.equal(start, model[0].weight)
         outputs.append(model(X).detach())
     torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-10)
 
 
-@members
-def test_layers_without_gradients_rest_as_by_torch(member: str) -> None:
-    """A linear map from inputs to outputs, which a step leaves out, keeps its weights and
-    moments, with decay and momentum, too.
-    """
-
-    class Beside(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.beside = mlp(), nn.Linear(4, 2).double()
-
-        def forward(self, x: Tensor, beside: bool = True) -> Tensor:
-            return self.net(x) + self.beside(x) if beside else self.net(x)
-
-    model = Beside()
-    more = {"weight_decay": 0.1} if member != "cap" else {}
-    optimizer = MEMBERS[member](model, ps.trace(model, X).skeleton(), **more)
-    for _ in range(2):
-        step(model, optimizer)
-    before = copy.deepcopy(dict(model.named_parameters()))
-    optimizer.zero_grad()
-    model(X, beside=False).square().mean().backward()
-    optimizer.step()
-    for name, p in model.named_parameters():
-        assert torch.equal(p, before[name]) == name.startswith("beside"), name
-
-
-@members
-def test_a_refused_group_leaves_no_trace(member: str) -> None:
-    model = mlp()
-    first = MEMBERS[member](model, ps.trace(model, X).skeleton())
-    optimizer = copy.deepcopy(first)
+@pathwise
+def test_a_refused_group_leaves_no_trace(make: Callable[..., Any]) -> None:
+    model = net()
+    optimizer = copy.deepcopy(make(model, skeleton_of(model)))
     with pytest.raises(UnsupportedError, match="complex"):
-        optimizer.add_param_group(
-            {"params": [("c", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))]}
-        )
+        odd = nn.Parameter(torch.ones(2, dtype=torch.cfloat))
+        optimizer.add_param_group({"params": [("c", odd)]})
     with pytest.raises(InputError, match="lr=-1"):
         optimizer.add_param_group({"params": [("d", nn.Parameter(torch.ones(2)))], "lr": -1})
     optimizer.add_param_group({"params": [("e", nn.Parameter(torch.ones(2)))]})
     assert len(optimizer.param_groups) == 2
 
 
-def test_momentum_may_pause() -> None:
-    """By hand, for one chain: p = a b with b constant, and P = c d; torch's SGD on
-    path values gives the same.
-    """
-    model = nn.Sequential(
-        nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)
-    ).double()
-    with torch.no_grad():
-        model[0].weight.copy_(torch.tensor([[1.0, 3.0]]))
-        model[2].weight.fill_(2.0)
-    x = torch.ones(1, 2).double()
-    values = torch.tensor([2.0, 6.0], dtype=torch.float64, requires_grad=True)
-    optimizer = gsgd(model, ps.trace(model, x).skeleton(), lr=0.01, momentum=0.9)
-    reference = torch.optim.SGD([values], lr=0.01, momentum=0.9)
-    for i in range(9):
-        for one in (optimizer, reference):
-            one.zero_grad()
-            one.param_groups[0]["momentum"] = 0.0 if 3 <= i <= 5 else 0.9
-        (model(x) - 3).square().sum().backward()
-        (values.sum() - 3).square().backward()
-        optimizer.step()
-        reference.step()
-        found = (model[0].weight * model[2].weight).detach().reshape(-1)
-        torch.testing.assert_close(found, values.detach(), rtol=1e-12, atol=0)
+def test_modules_with_equal_names_are_told_apart() -> None:
+    body, head = net(0), net(1)
+    alone = copy.deepcopy(body)
+    skeleton = skeleton_of(body)
+    groups = [{"params": body.named_parameters()}, {"params": head.named_parameters()}]
+    optimizer = GSGD(groups, lr=1e-3, skeleton=skeleton)
+    ((body(X) - 1).square().mean() + head(X).square().mean()).backward()
+    optimizer.step()
+    step(alone, GSGD(alone.named_parameters(), lr=1e-3, skeleton=skeleton))
+    assert largest_difference(body, alone) < 1e-14
+    twin = list(copy.deepcopy(body).named_parameters())
+    with (
+        pytest.raises(InputError, match=r"two parameters for '0\.weight'"),
+        pytest.warns(UserWarning, match="duplicate"),
+    ):
+        GSGD([*twin, twin[0]], lr=0.1, skeleton=skeleton)
 
 
-# --- small path values
-
-
-def deep(layers: int) -> nn.Module:
-    torch.manual_seed(0)
-    body = [part for i in range(layers) for part in (nn.Linear(8 if i == 0 else 64, 64), nn.ReLU())]
-    return nn.Sequential(*body, nn.Linear(64, 1))
-
-
-@pytest.mark.slow
-def test_path_values_beyond_the_numbers_are_refused_or_bounded() -> None:
-    """1 / p^2 of sixteen layers with torch's default weights is beyond single precision."""
-    model, x = deep(16), torch.randn(8, 8)
-    skeleton = ps.trace(model, x).skeleton()
-    for make, way in ((gsgd, "max_multiplier"), (gadam, "init_skeleton")):
-        with pytest.raises(UnsupportedError, match=way):
-            make(model, skeleton)
-    # what a look at gradients would find to be within the range
-    for layers in (8, 12):
-        twin = deep(layers)
-        gadam(twin, ps.trace(twin, x).skeleton())
-    for ready in (copy.deepcopy(model), deep(16)):
-        if ready is not model:
-            optimizer = gsgd(ready, ps.trace(ready, x).skeleton(), max_multiplier=1.0)
-        for _ in range(3):
-            assert math.isfinite(step(ready, optimizer, x))
-    init_skeleton_(model, skeleton)
-    for make in (gsgd, gadam):
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("kind", [GSGD, GAdam, GaugeFixed])
+def test_prefixes_of_wrappers_are_no_part_of_names(kind: type[Any], prefix: str) -> None:
+    model = net()
+    graph = ps.trace(model, X)
+    ends = []
+    for before in ("", prefix):
         twin = copy.deepcopy(model)
-        optimizer = make(twin, skeleton, lr=1e-6)
-        for _ in range(3):
-            assert math.isfinite(step(twin, optimizer, x))
+        named = [(before + name, p) for name, p in twin.named_parameters()]
+        if kind is GaugeFixed:
+            optimizer: optim.Optimizer = GaugeFixed(optim.AdamW(named, lr=0.01), graph)
+        else:
+            optimizer = kind(named, lr=0.01, skeleton=graph.skeleton())
+        step(twin, optimizer)
+        ends.append(twin)
+    assert largest_difference(ends[0], model) > 0
+    assert largest_difference(ends[0], ends[1]) == 0
 
 
-def test_a_path_value_that_is_stopped_again_and_again_stays_a_number() -> None:
-    model = nn.Sequential(
-        nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)
-    ).double()
-    with torch.no_grad():
-        model[0].weight.fill_(1.0)
-        model[2].weight.fill_(1.0)
-    x = torch.ones(1, 1).double()
-    optimizer = gsgd(model, ps.trace(model, x).skeleton(), lr=1.0)
-    for _ in range(60):
-        # the gradient that leads to 0 exactly
-        optimizer.zero_grad()
-        p = float((model[0].weight * model[2].weight).detach())
-        model[0].weight.grad = torch.full((1, 1), p * float(model[2].weight.detach())).double()
-        model[2].weight.grad = torch.full((1, 1), p * float(model[0].weight.detach())).double()
-        optimizer.step()
-    assert float((model[0].weight * model[2].weight).detach()) == pytest.approx(1e-12)
-    assert int(optimizer.clip_counts[1]) == 60
+def test_modules_that_are_called_like_wrappers_keep_their_names() -> None:
+    model = network(
+        lambda net, x: torch.relu(net.module(x)) @ net.weight.T + net.bias,
+        module=nn.Linear(3, 4), weight=nn.Parameter(torch.randn(2, 4)),
+        bias=nn.Parameter(torch.randn(2)),
+    )  # fmt: skip
+    skeleton, twin = skeleton_of(model, torch.randn(5, 3)), copy.deepcopy(model)
+    optimizer = GSGD(twin.named_parameters(), lr=0.1, skeleton=skeleton)
+    assert all(optimizer.weights[name] is p for name, p in twin.named_parameters())
+
+
+# --- weights that other code writes
+
+
+@pathwise
+def test_weights_changed_by_others_are_noticed(make: Callable[..., Any]) -> None:
+    """As averages are, which are swapped in and out."""
+    model = net()
+    optimizer = make(model, skeleton_of(model))
+    step(model, optimizer, steps=3)
+    kept = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.data.mul_(0.5)
+    changed = copy.deepcopy(model)
+    for group in optimizer.param_groups:
+        rate, group["lr"] = group["lr"], 0.0
+    step(model, optimizer)
+    assert largest_difference(model, changed) < 1e-14
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for p, old in zip(model.parameters(), kept, strict=True):
+        p.data = old.clone()
+    twin, copied = copy.deepcopy((model, optimizer))
+    step(model, optimizer, steps=3)
+    step(twin, copied, steps=3)
+    assert equal(model, twin)
+
+
+def test_a_weight_of_zero_on_a_tree_is_refused_before_anything_changes() -> None:
+    model = net()
+    optimizer = GSGD(model.named_parameters(), lr=1e-3, skeleton=skeleton_of(model))
+    step(model, optimizer)
+    model[0].weight.data.zero_()
+    before = copy.deepcopy(model)
+    with pytest.raises(UnsupportedError, match="found a skeleton weight of 0"):
+        step(model, optimizer)
+    assert equal(model, before)
 
 
 # --- memory
 
 
-@members
-@pytest.mark.parametrize("when", ["midway", "loaded"])
-def test_state_follows_weights_that_are_laid_out_anew(member: str, when: str) -> None:
-    torch.manual_seed(0)
-    layers = [
-        nn.Conv2d(4, 6, 3, groups=2),
-        nn.ReLU(),
-        nn.ConvTranspose2d(6, 4, 3),
-        nn.ReLU(),
-        nn.Conv2d(4, 2, 3),
-    ]
-    model = nn.Sequential(*layers).double()
-    x = torch.randn(2, 4, 6, 6).double()
-    twin = copy.deepcopy(model)
-    runs = [(m, MEMBERS[member](m, ps.trace(m, x).skeleton())) for m in (model, twin)]
-    for m, optimizer in runs:
-        for _ in range(2):
-            step(m, optimizer, x)
+@pathwise
+@pytest.mark.parametrize("when", ["before", "midway", "loaded"])
+def test_weights_that_are_laid_out_otherwise_take_the_same_steps(
+    make: Callable[..., Any], when: str
+) -> None:
+    layers = nn.Conv2d(4, 6, 3, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Conv2d(4, 2, 3)).double()
+    x, twin = torch.randn(2, 4, 6, 6).double(), copy.deepcopy(model)
+    last = {"memory_format": torch.channels_last}
+    if when == "before":
+        twin.to(**last)
+    optimizer, other = (make(m, skeleton_of(m, x)) for m in (model, twin))
+    for m, by in ((model, optimizer), (twin, other)):
+        step(m, by, x, 2)
     if when == "midway":
-        twin.to(memory_format=torch.channels_last)
-    else:
-        other = copy.deepcopy(twin).to(memory_format=torch.channels_last)
-        fresh = MEMBERS[member](other, ps.trace(other, x).skeleton())
-        fresh.load_state_dict(copy.deepcopy(runs[1][1].state_dict()))
-        runs[1] = (other, fresh)
-    for m, optimizer in runs:
-        for _ in range(4):
-            step(m, optimizer, x)
-    assert largest_difference(runs[1][0], model) < 1e-10
+        twin.to(**last)
+    elif when == "loaded":
+        twin = copy.deepcopy(twin).to(**last)
+        state = copy.deepcopy(other.state_dict())
+        other = make(twin, skeleton_of(twin, x))
+        other.load_state_dict(state)
+    for m, by in ((model, optimizer), (twin, other)):
+        step(m, by, x, 4)
+    assert largest_difference(twin, model) < 1e-10
 
 
-@members
-def test_weights_with_gaps_in_memory_take_the_same_steps(member: str) -> None:
-    model = mlp()
-    twin = copy.deepcopy(model)
-    wide = torch.zeros(12, 8, dtype=torch.float64)
+@pathwise
+def test_weights_with_gaps_in_memory_take_the_same_steps(make: Callable[..., Any]) -> None:
+    model = net()
+    twin, wide = copy.deepcopy(model), torch.zeros(12, 8, dtype=torch.float64)
     wide[::2, ::2] = model[0].weight.detach()
     twin[0].weight = nn.Parameter(wide[::2, ::2])
     for m in (model, twin):
-        optimizer = MEMBERS[member](m, ps.trace(m, X).skeleton())
-        for _ in range(4):
-            step(m, optimizer)
+        step(m, make(m, skeleton_of(m)), steps=4)
     assert largest_difference(twin, model) < 1e-12
 
 
-@members
-def test_a_model_may_change_its_type(member: str) -> None:
-    model = mlp().float()
-    optimizer = MEMBERS[member](model, ps.trace(model, X.float()).skeleton())
-    step(model, optimizer, X.float())
-    model.double()
-    losses = [step(model, optimizer) for _ in range(3)]
-    assert losses[-1] < losses[0]
+def test_weights_that_multiply_from_the_right_take_the_same_step() -> None:
+    """Their tails stand in rows, and those of linear layers in columns."""
+    shapes = itertools.pairwise((20, 30, 25, 3))
+    first, second, third = (nn.Parameter(torch.randn(shape) / 5) for shape in shapes)
+    model = network(
+        lambda net, x: torch.relu(torch.relu(x @ net.first) @ net.second) @ net.third,
+        first=first, second=second, third=third,
+    ).double()  # fmt: skip
+    twin, x = mlp(20, 30, 25, 3, bias=False).double(), torch.randn(8, 20, dtype=torch.float64)
+    for one, other in zip(twin.parameters(), model.parameters(), strict=True):
+        one.data = other.detach().t().clone()
+    for one in (model, twin):
+        optimizer = MEMBERS["cap"](one, skeleton_of(one, x))
+        step(one, optimizer, x)
+    for one, other in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.t(), other, rtol=1e-12, atol=1e-12)
 
 
-# --- the others
+@pathwise
+def test_a_model_may_change_its_type(make: Callable[..., Any]) -> None:
+    model = net().float()
+    optimizer = make(model, skeleton_of(model, X.float()), lr=1e-3)
+    first = step(model, optimizer, X.float())
+    assert step(model.double(), optimizer, steps=3) < first
 
 
-class Difference(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(torch.relu(self.a(x))) - self.c(x)
+# --- the shell, and masks in a file
 
 
-class Gated(nn.Module):
-    def __init__(self, how: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
-        return self.c(self.how(h, torch.relu(self.b(h))))
-
-
-STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a difference": (Difference, "kappa negative for 'c"),
-    "slopes": (
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)),
-        "kappa 0 for '1.weight'",
-    ),
-    "softmax": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), "softmax"),
-    "tanh": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), "tanh"),
-    "norm": (
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
-        "layer_norm",
-    ),
-    "a gate": (lambda: Gated(torch.mul), "aten.mul of values"),
-    "a square": (lambda: Gated(lambda x, y: x + y.square()), "aten.square of values"),
-    "a length": (lambda: Gated(lambda x, y: x + y.norm(dim=-1, keepdim=True)), "norm"),
-    "a median": (lambda: Gated(lambda x, y: x + y.median(-1, keepdim=True)[0]), "median"),
-    "gates": (lambda: nn.GRU(3, 2), "gru"),
-}
+def test_a_step_of_the_optimizer_inside_warns_until_it_is_unwrapped() -> None:
+    model = net()
+    inner, graph = optim.SGD(model.parameters(), lr=0.01), ps.trace(model, X)
+    makers: dict[str, Callable[[], Any]] = {
+        "PathSpace": lambda: PathSpace(inner, graph.skeleton(), max_multiplier=1.0),
+        "GaugeFixed": lambda: GaugeFixed(inner, graph),
+    }
+    for name, make in makers.items():
+        wrapped = make()
+        with pytest.warns(UserWarning, match=f"{name} found a step of its inner SGD"):
+            step(model, inner)
+        assert wrapped.unwrap() is inner
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(model, inner)
+        with pytest.raises(InputError, match="step after unwrap"):
+            step(model, wrapped)
+    # the last wrapper takes the steps, and copies are apart
+    first = GaugeFixed(inner, graph)
+    twin, copied = copy.deepcopy((model, first))
+    last = GaugeFixed(inner, graph)
+    with pytest.raises(InputError, match="GaugeFixed found a step after unwrap"):
+        step(model, first)
+    step(model, last)
+    step(twin, copied)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STRANGE)
-def test_path_sgd_refuses_networks_that_are_no_sums_over_paths(name: str) -> None:
-    make, why = STRANGE[name]
-    torch.manual_seed(0)
-    model = make()
-    with pytest.raises(UnsupportedError, match=why):
-        PathSGD(model.named_parameters(), model=model, example=(torch.ones(1, 3),))
-
-
-def test_path_sgd_sees_no_dropout_moves_nothing_on_no_path_and_is_copied() -> None:
-    torch.manual_seed(0)
-    layers = [nn.Embedding(9, 4), nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)]
-    model = nn.Sequential(*layers).double()
-    some, others = torch.tensor([[1, 2, 3]]), torch.tensor([[5, 6, 7]])
-    optimizer = PathSGD(model.named_parameters(), lr=1e-2, model=model, example=some)
-    assert model[3].training
-    model, optimizer = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
-    before = model[0].weight.detach().clone()
-    for _ in range(3):
-        step(model, optimizer, others)
-    # the example does not reach these rows
-    assert torch.equal(model[0].weight, before)
-    assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
-    with pytest.raises(InputError, match="not the model's"):
-        optimizer.add_param_group({"params": [("x", nn.Parameter(torch.ones(1)))]})
-    model.float()
-    step(model, optimizer, others)
-
-
-@pytest.mark.parametrize("kind", [GSGD, GAdam])
-def test_no_parameters_are_refused_in_words(kind: type[torch.optim.Optimizer]) -> None:
-    make: Callable[..., torch.optim.Optimizer] = kind
-    settings = {"skeleton": ps.trace(mlp(), X).skeleton()}
-    read = iter(mlp().parameters())
-    list(read)
-    with pytest.raises(
-        InputError, match=f"{kind.__name__} found no parameters, expected at least one"
-    ):
-        make(read, **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"lr": np.float32(-0.1)}, "lr="),
-        ({"lr": torch.tensor(-1.0)}, "lr="),
-        ({"max_multiplier": "1"}, "max_multiplier='1'"),
-        ({"min_ratio": 0.0}, "a number between 0 and 1"),
-    ],
-)
-def test_wrong_numbers_are_refused(settings: dict[str, Any], why: str) -> None:
-    model = mlp()
-    skeleton = ps.trace(model, X).skeleton()
-    gsgd(model, skeleton, lr=np.float32(0.1))
-    with pytest.raises(PathspaceError, match=why):
-        gsgd(model, skeleton, **settings)
-    with pytest.raises(InputError, match="two numbers"):
-        gadam(model, skeleton, betas=(0.9,))
-    with pytest.raises(ps.InputTypeError, match="a int as its skeleton"):
-        init_skeleton_(model, 3)  # type: ignore[arg-type]
+def test_masks_from_a_file_make_the_optimizer_that_wrote_them(tmp_path: Path) -> None:
+    model, path = net(), tmp_path / "masks.safetensors"
+    skeleton = ps.trace(model, X).skeleton("random", seed=4)
+    ps.save_masks(skeleton, path)
+    masks = ps.load_masks(path)
+    found = masks.skeleton(ps.trace(model, X))
+    assert (found.rule, found.seed) == ("random", 4)
+    assert all(torch.equal(found.masks[name], mask) for name, mask in masks.masks.items())
+    twin = copy.deepcopy(model)
+    for one, trees in ((model, skeleton), (twin, found)):
+        step(one, MEMBERS["cap"](one, trees), steps=3)
+    assert equal(model, twin)
+    with pytest.raises(InputError, match=r"found a mask of shape \(6, 4\) of '0\.weight'"):
+        masks.skeleton(ps.trace(mlp(4, 5, 2).double(), X))
+    for mask in masks.incoming.values():
+        mask.zero_()
+    with pytest.raises(InputError, match="reach 0 of 11 units"):
+        masks.skeleton(ps.trace(model, X))

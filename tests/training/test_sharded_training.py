@@ -1,9 +1,10 @@
-"""Two and four processes, with weights cut in every way that torch offers, take
-the steps of one process.
+"""Two and four processes, with copies of the weights or with weights cut in every way that torch
+offers, take the steps of one process.
 """
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -14,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from cases import mlp, network
+from oracles.networks import OpRNN
 from processes import once, several_processes
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -33,6 +36,8 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
+from training_pairs import maker
 
 import pathspace as ps
 from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, PathSpace, init_skeleton_
@@ -43,55 +48,73 @@ pytestmark = pytest.mark.slow
 Found = dict[str, object]
 Go = Callable[[int], None]
 MAKERS: dict[str, Callable[..., PathSpace]] = {
-    "gsgd": lambda m, s, **more: GSGD(m.named_parameters(), lr=0.02, skeleton=s, **more),
-    "momentum": lambda m, s, **more: GSGD(
-        m.named_parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, skeleton=s, **more
-    ),
-    "gadam": lambda m, s, **more: GAdam(m.named_parameters(), lr=0.01, skeleton=s, **more),
-    "bounded": lambda m, s, **more: GAdam(
-        m.named_parameters(), lr=0.01, max_multiplier=0.5, weight_decay=0.1, skeleton=s, **more
-    ),
+    "gsgd": maker(GSGD, lr=torch.tensor(0.02)),
+    "momentum": maker(GSGD, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "gadam": maker(GAdam, lr=0.01),
+    "bounded": maker(GAdam, lr=0.01, max_multiplier=0.5, weight_decay=0.1),
 }
 WORLDS = (4, 2)
 FUSED = ("momentum", "gadam")
 
 
-def make(dtype: torch.dtype = torch.float64) -> nn.Module:
-    layers = (
-        nn.Linear(4, 8),
-        nn.ReLU(),
-        nn.Linear(8, 4),
-        nn.LayerNorm(4),
-        nn.Linear(4, 8),
-        nn.ReLU(),
-        nn.Linear(8, 1),
+def convolutions() -> nn.Module:
+    """Tails that depend on the row (depthwise), channels fewer than processes, batch
+    norm, a pinned read-out.
+    """
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = torch.relu(net.norm(net.depthwise(torch.relu(net.first(x.view(-1, 1, 2, 2))))))
+        return net.last(torch.tanh(net.head(torch.relu(net.single(x)).flatten(1))))
+
+    first, depthwise = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1, groups=3)
+    norm = nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False)
+    single, head, last = nn.Conv2d(3, 1, 1), nn.Linear(4, 3), nn.Linear(3, 1)
+    return network(
+        forward, first=first, depthwise=depthwise, norm=norm, single=single, head=head, last=last
     )
-    return nn.Sequential(*layers).to(dtype)
 
 
-def setting(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor, Tensor]:
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "normed": lambda: nn.Sequential(*mlp(4, 8, 4), nn.LayerNorm(4), *mlp(4, 8, 1)),
+    # 7, 5 and 1 rows: uneven shards, and one that is empty
+    "uneven": lambda: mlp(4, 7, 5, 1),
+    "convolutions": convolutions,
+    "rnn": lambda: nn.Sequential(
+        nn.Unflatten(-1, (2, 2)), OpRNN(2, 3, 1, batch_first=True, num_layers=2)
+    ),
+}
+OTHERS = [name for name in MODELS if name != "normed"]
+
+
+def setting(
+    dtype: torch.dtype = torch.float64, name: str = "normed"
+) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
-    model = make(dtype)
+    model = MODELS[name]().to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.where(parameter < 0, -0.3, 0.3))
-    return model, torch.randn(8, 4, 4, dtype=dtype), torch.randn(8, 4, 1, dtype=dtype)
+    shape = (8, 4) if name == "normed" else (8,)
+    return model, torch.randn(*shape, 4, dtype=dtype), torch.randn(*shape, 1, dtype=dtype)
 
 
 @cache
-def skeleton_of(dtype: torch.dtype = torch.float64) -> ps.Skeleton:
-    model, x, _ = setting(dtype)
+def skeleton_of(dtype: torch.dtype = torch.float64, name: str = "normed") -> ps.Skeleton:
+    model, x, _ = setting(dtype, name)
     return ps.trace(model, x).skeleton()
 
 
 def ready(
-    way: str, member: str, dtype: torch.dtype = torch.float64, **more: Any
+    way: str, member: str, dtype: torch.dtype = torch.float64, name: str = "normed", **more: Any
 ) -> tuple[nn.Module, PathSpace, Go]:
     """A model, cut, with its optimizer, and so many steps of it."""
-    model, x, y = setting(dtype)
-    init_skeleton_(model, skeleton_of(dtype))
+    model, x, y = setting(dtype, name)
+    init_skeleton_(model, skeleton_of(dtype, name))
     share = WAYS[way](model)
-    optimizer = MAKERS[member](model, skeleton_of(dtype), **more)
+    if name == "convolutions":
+        # batch statistics are those of a process, so this one sees the whole batch everywhere
+        share = (1, 0)
+    optimizer = MAKERS[member](model, skeleton_of(dtype, name), **more)
     return model, optimizer, lambda steps: train(model, optimizer, x, y, share, steps)
 
 
@@ -100,8 +123,9 @@ def ready(
 
 
 def rows(model: nn.Module) -> tuple[int, int]:
-    for number in (0, 2, 3):
-        fully_shard(model[number])
+    for layer in list(model.children())[:4]:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
     fully_shard(model)
     return dist.get_world_size(), dist.get_rank()
 
@@ -233,7 +257,10 @@ def work(rank: int, folder: Path) -> None:
             found |= save("both", member, folder) | save("rows", member, folder, torch.float32)
         found["meshes"] = refusal(crossed)
     else:
-        found |= refusals()
+        found |= refusals() | resumed_alone()
+        for member in MAKERS:
+            found[f"copies {member}"] = copies(member)
+            found |= {f"{name} {member}": stepped("rows", name, member) for name in OTHERS}
     for member in ("momentum", "gadam"):
         found |= load("both", "rows", member, folder) | load(
             "rows", "rows", member, folder, torch.float32
@@ -260,6 +287,39 @@ def trained(way: str, member: str) -> dict[str, Tensor]:
     return {**weights(model), "norm": norm, "counts": optimizer.clip_counts.double()}
 
 
+def stepped(way: str, name: str, member: str) -> dict[str, Tensor]:
+    """Weights of another model after some steps."""
+    model, _, go = ready(way, member, name=name)
+    go(5)
+    return weights(model)
+
+
+def copies(member: str) -> dict[str, Tensor]:
+    """The same by DistributedDataParallel."""
+    model, x, y = setting(name="uneven")
+    init_skeleton_(model, skeleton_of(name="uneven"))
+    optimizer = MAKERS[member](model, skeleton_of(name="uneven"))
+    share = dist.get_world_size(), dist.get_rank()
+    train(DistributedDataParallel(model), optimizer, x, y, share, 5)
+    return weights(model)
+
+
+def resumed_alone() -> Found:
+    """Each process saves and loads its own state."""
+    model, optimizer, go = ready("rows", "momentum", name="uneven")
+    go(2)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    go(3)
+    twin, resumed, again = ready("rows", "momentum", name="uneven")
+    file.seek(0)
+    kept, state = torch.load(file, weights_only=False)
+    twin.load_state_dict(kept)
+    resumed.load_state_dict(state)
+    again(3)
+    return {"straight": weights(model), "resumed": weights(twin)}
+
+
 def after(way: str) -> dict[str, Tensor]:
     """Traced when it is cut already."""
     model, x, y = setting()
@@ -279,7 +339,7 @@ def from_meta(way: str) -> dict[str, Tensor]:
     """Traced, and cut, before it has any numbers."""
     source, x, y = setting()
     with torch.device("meta"):
-        model = make()
+        model = MODELS["normed"]().double()
     skeleton = ps.trace(model, x).skeleton()
     share = WAYS[way](model)
     assert "without values" in refusal(lambda: init_skeleton_(model, skeleton))
@@ -399,7 +459,6 @@ def close(found: object, wanted: object, **tolerance: float) -> None:
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("member", MAKERS)
 @pytest.mark.parametrize("way", CUT)
 def test_cut_models_take_the_steps_of_whole_ones(
@@ -409,6 +468,24 @@ def test_cut_models_take_the_steps_of_whole_ones(
     assert wanted["norm"] > 0.5
     for found in (one for every in results.values() for one in every):
         close(found[f"{way} {member}"], wanted)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("member", MAKERS)
+def test_two_processes_take_the_steps_of_one(
+    member: str, name: str, results: dict[int, list[Found]]
+) -> None:
+    wanted = stepped("uncut", name, member)
+    for found in results[2]:
+        # (Adam divides sums in another order by their own small squares)
+        close(found[f"{name} {member}"], wanted, rtol=1e-9, atol=1e-9)
+        if name == "uneven":
+            close(found[f"copies {member}"], wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_shards_resume_bitwise_each_with_its_own_state(results: dict[int, list[Found]]) -> None:
+    for found in results[2]:
+        close(found["resumed"], found["straight"], rtol=0.0, atol=0.0)
 
 
 def test_models_are_traced_after_they_were_cut_or_before_they_have_numbers(

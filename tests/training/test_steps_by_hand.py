@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from cases import mlp, network
 from descent import descend
 from slow_names import slow_names
 from torch import Tensor, nn
@@ -98,24 +99,16 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
     assert name != "opposite_parents" or against
 
 
-class Taps(nn.Module):
+def taps() -> nn.Module:
     """Kernels whose largest tap lies elsewhere in each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(1, 4, (2, 3), bias=False)
-        self.second = nn.Conv2d(4, 2, (3, 2), bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.relu(self.first(x)))
+    first, second = (nn.Conv2d(*sizes, bias=False) for sizes in ((1, 4, (2, 3)), (4, 2, (3, 2))))
+    for layer in (first, second):
+        nn.init.uniform_(layer.weight, 0.1, 1.1)
+    return network(lambda net, x: net.second(F.relu(net.first(x))), first=first, second=second)
 
 
 def test_the_magnitude_rule_takes_the_largest_tap() -> None:
-    model = Taps()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for layer in (model.first, model.second):
-            layer.weight.copy_(torch.rand(layer.weight.shape, generator=generator) + 0.1)
+    model = taps()
     skeleton = ps.trace(model, torch.randn(1, 1, 9, 9)).skeleton("magnitude")
     places = []
     for channel in range(4):
@@ -135,8 +128,7 @@ def test_the_magnitude_rule_takes_the_largest_tap() -> None:
 
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 def test_other_rules_step_aside_where_a_weight_is_zero(rule: str) -> None:
-    torch.manual_seed(0)
-    model, x = Taps().double(), torch.randn(2, 1, 9, 9).double()
+    model, x = taps().double(), torch.randn(2, 1, 9, 9).double()
     graph = ps.trace(model, x)
     chosen = graph.skeleton(rule, seed=1).masks
     with torch.no_grad():
@@ -154,25 +146,15 @@ def test_other_rules_step_aside_where_a_weight_is_zero(rule: str) -> None:
     GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
 
 
-class SmallBias(nn.Module):
-    """Between two norms, hidden units whose biases are almost nothing, as they
-    are in trained attention.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 4)
-        self.last, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        return self.head(self.last(x + self.down(F.relu(self.up(x)))))
-
-
 def test_magnitude_trees_wait_for_large_edges() -> None:
     """A bias leads to the root at once, the weights beside it only after the norm's own."""
-    torch.manual_seed(0)
-    model, x = SmallBias().double(), torch.randn(16, 4).double()
+    # between two norms, hidden units whose biases are almost nothing, as in trained attention
+    model = network(
+        lambda net, x: net.head(net.last(net.norm(x) + net.down(F.relu(net.up(net.norm(x)))))),
+        norm=nn.LayerNorm(4), up=nn.Linear(4, 6), down=nn.Linear(6, 4), last=nn.LayerNorm(4),
+        head=nn.Linear(4, 2),
+    ).double()  # fmt: skip
+    x = torch.randn(16, 4).double()
     with torch.no_grad():
         model.up.bias.mul_(1e-8)
     graph = ps.trace(model, x)
@@ -202,7 +184,6 @@ def test_rebuilding_keeps_a_frozen_norm_with_its_eps() -> None:
     """Variances follow as ``s^2 (var + eps) - eps``: with an eps as large as they
     are, any other way shows.
     """
-    torch.manual_seed(0)
     norm = nn.BatchNorm2d(3, eps=0.1)
     model = (
         nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(27, 2))
@@ -228,8 +209,7 @@ def test_rebuilding_keeps_a_frozen_norm_with_its_eps() -> None:
 
 
 def test_adam_without_eps_leaves_what_has_no_gradient() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    model = mlp(3, 4, 2).double()
     x = torch.randn(8, 3).double()
     with torch.no_grad():
         # one unit that is never active, and an input that is always 0
