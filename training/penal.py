@@ -9,6 +9,7 @@ recomputed.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -438,6 +439,7 @@ def penalise_(
             )
         connection = PenalConnection(chain, tau, per, scale, batch_dim)
         connection.attach(model)
+    _compile_again()
     object.__setattr__(model, PENAL, connection)
     if optimizer is not None:
         connection.of_optimizer.append(
@@ -445,6 +447,14 @@ def penalise_(
         )
     connection.handles.append(_Attribute(model))
     return model
+
+
+def _compile_again() -> None:
+    """Drop what was compiled: it would run without hooks that came later, or with those that went,
+    and nothing would say so.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _followed(model: nn.Module) -> str | None:
@@ -466,6 +476,7 @@ class _Attribute:
 
     def remove(self) -> None:
         self.model.__dict__.pop(PENAL, None)
+        _compile_again()
 
 
 def _overwritten(chain: MarkovChain) -> set[Place]:

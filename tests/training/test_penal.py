@@ -589,7 +589,7 @@ def test_compile_with_other_batch_sizes_and_a_schedule(backend: str, dtype: torc
 def test_compiled_first_and_penalised_then(way: str, warm: bool) -> None:
     """Whole or block by block, with ``compile()`` or wrapped, run before or not."""
     model, x = compiled("loop")
-    stack = model if way == "wrapped" else nn.Sequential(model, copy.deepcopy(model))
+    stack = nn.Sequential(model, copy.deepcopy(model))
     plain = penalise_(copy.deepcopy(stack), x, tau=TAU)
     want = gradients(plain, plain(x).square().sum())
     torch._dynamo.reset()

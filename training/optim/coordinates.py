@@ -41,7 +41,6 @@ from .tensors import (
     Spread,
     all_true,
     as_gradient,
-    by_tail,
     divided,
     local,
     local_gradient,
@@ -314,11 +313,10 @@ class PathCoordinates:
         """Give a parameter its gradient by path values."""
         entry, relative = item.entry, self.manner.relative
         some = grad.take(entry.where) if entry.count else None
+        total = summed(entry, item.weight, grad) if entry.sums else None
         if relative:
             written = item.weight * grad
-            total = by_tail(entry, written) if entry.sums else None
         else:
-            total = summed(entry, item.weight, grad) if entry.sums else None
             # (gradients that are large are divided in place, and multiplied back)
             apart = grad.stride() == item.weight.stride()
             if grad.numel() > LENT and apart and entry.dead is None and item.before is None:
