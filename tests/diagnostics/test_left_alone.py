@@ -19,11 +19,27 @@ from torch.utils.checkpoint import checkpoint
 import pathspace as ps
 import pathspace.diagnostics as ds
 from pathspace.fitting.calibration import Calibrated
-from tests.fitting.test_equalisation import Checkpointed
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
 BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]
 loss = nn.functional.cross_entropy
+
+
+class Checkpointed(nn.Module):
+    """Two hidden layers, recomputed in the backward pass or not."""
+
+    def __init__(self, reentrant: bool | None, from_inputs: bool = True) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.reentrant, self.from_inputs = reentrant, from_inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(layer: nn.Module, x: Tensor, here: bool = True) -> Tensor:
+            return recomputed(
+                lambda x: layer(x).relu(), x, reentrant=self.reentrant if here else None
+            )
+
+        return self.c(run(self.b, run(self.a, x, self.from_inputs)))
 
 
 class Stateful(nn.Module):
