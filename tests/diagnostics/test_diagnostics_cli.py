@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import nets
+import loaded_nets
 import pytest
 import torch
 from command_line import call
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.chain.first_steps import first_steps
 
-FILE = nets.__file__
+FILE = loaded_nets.__file__
 
 
 def run(*words: str) -> tuple[int, str]:

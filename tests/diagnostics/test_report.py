@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import nets
+import loaded_nets
 import numpy as np
 import pytest
 import torch
@@ -430,7 +430,7 @@ def run(*words: str) -> tuple[int, str]:
 
 
 def test_the_command_writes_page_and_json(tmp_path: Path) -> None:
-    target, page = f"{nets.__file__}:plain", tmp_path / "report.html"
+    target, page = f"{loaded_nets.__file__}:plain", tmp_path / "report.html"
     code, text = run(target, "-o", str(page), "--json", str(tmp_path / "report.json"))
     assert code == 0, text
     assert f"Wrote {page}" in text and "4 of 4 statements hold" in text

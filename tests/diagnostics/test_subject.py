@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import nets
+import loaded_nets
 import pytest
 import torch
 from cases import network
@@ -47,7 +47,7 @@ def run(*words: str) -> tuple[int, str]:
     ],
 )
 def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
-    model = nn.Sequential(nets.Block(), nets.Block(), nets.Block())
+    model = nn.Sequential(loaded_nets.Block(), loaded_nets.Block(), loaded_nets.Block())
     x = torch.randn(12, 6)
     target = torch.randn(12, 6)
     chain = MarkovChain.trace(model, x)
@@ -62,7 +62,7 @@ def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
 
 
 def test_records_of_different_losses_need_to_be_told() -> None:
-    model, x = nn.Sequential(nets.Block()), torch.randn(4, 6)
+    model, x = nn.Sequential(loaded_nets.Block()), torch.randn(4, 6)
     chain = MarkovChain.trace(model, x)
     records = [chain.observe(nn.MSELoss(reduction=kind), x, x * 0) for kind in ("mean", "sum")]
     with pytest.raises(InputError, match="reductions"):
@@ -74,7 +74,7 @@ def test_records_of_different_losses_need_to_be_told() -> None:
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt", "wrapped", "compiled"])
 def test_checkpoints_load_and_the_users_model_stays(tmp_path: Path, kind: str) -> None:
-    source, model = (nn.Sequential(nets.Block(), nn.BatchNorm1d(6)) for _ in range(2))
+    source, model = (nn.Sequential(loaded_nets.Block(), nn.BatchNorm1d(6)) for _ in range(2))
     state, before = source.state_dict(), copy.deepcopy(model.state_dict())
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pt")
     if kind == "safetensors":
@@ -88,7 +88,7 @@ def test_checkpoints_load_and_the_users_model_stays(tmp_path: Path, kind: str) -
 
 
 def test_checkpoints_that_do_not_fit_are_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
-    model = nn.Sequential(nets.Block(), nn.BatchNorm1d(6))
+    model = nn.Sequential(loaded_nets.Block(), nn.BatchNorm1d(6))
     before = copy.deepcopy(model.state_dict())
     state = {name: torch.ones_like(value) for name, value in before.items()}
     for bad, part in (
@@ -205,12 +205,15 @@ def test_the_loss_of_a_language_model_is_its_own() -> None:
 
 
 def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
-    path, weights = nets.__file__, tmp_path / "w.safetensors"
-    model, data = nets.Net(), nets.loader()
+    path, weights = loaded_nets.__file__, tmp_path / "w.safetensors"
+    model, data = loaded_nets.Net(), loaded_nets.loader()
     save_file(model.state_dict(), weights)
     words = [f"{path}:Net", "--checkpoint", str(weights), "--data", f"{path}:loader"]
     words += ["--batches", "3"]
-    for loss, function in (("cross_entropy", F.cross_entropy), (f"{path}:focal", nets.focal)):
+    for loss, function in (
+        ("cross_entropy", F.cross_entropy),
+        (f"{path}:focal", loaded_nets.focal),
+    ):
         code, text = run("diagnose", *words, "--loss", loss, "--json", "-")
         assert code == 0, text
         found = json.loads(text)

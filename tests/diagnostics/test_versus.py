@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import nets
+import loaded_nets
 import pytest
 import torch
 from command_line import call
@@ -18,12 +18,12 @@ from pathspace.diagnostics import report, versus
 
 @pytest.mark.slow
 def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
-    model = nets.Net()
+    model = loaded_nets.Net()
     torch.save(model.state_dict(), tmp_path / "before.pt")
     with torch.no_grad():
         model[1].branch.weight.mul_(100)
     torch.save(model.state_dict(), tmp_path / "after.pt")
-    file = nets.__file__
+    file = loaded_nets.__file__
     words = ["report", f"{file}:Net", "--data", f"{file}:loader", "--loss", "cross_entropy"]
     words += ["--checkpoint", tmp_path / "after.pt", "-o", tmp_path / "r.html", "--json", "-"]
     result = call(*words, "--against", tmp_path / "before.pt")
