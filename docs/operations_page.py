@@ -30,6 +30,8 @@ def of_path_norm(facts: Facts) -> str:
     """How the path norm passes an operation."""
     if facts.kind in ("copy", "dropout"):
         return "as it is"
+    if facts.kind == "bag":
+        return "refused"
     if facts.linear == "each":
         return "as it is, on powers"
     if facts.elementwise and facts.linear == "jointly":

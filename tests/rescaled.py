@@ -48,6 +48,3 @@ def traced(model: nn.Module, *given: Any, units: int, within: float = 1e-9) -> p
     assert graph.num_units == units
     assert change(model, graph, given) < within
     return graph
-
-
-__all__ = ["change", "traced"]

@@ -152,6 +152,7 @@ class PenalConnection:
             for handle in handles:
                 handle.remove()
             handles.clear()
+        _compile_again()
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies, also those in files, are not advanced by the steps of
@@ -476,7 +477,6 @@ class _Attribute:
 
     def remove(self) -> None:
         self.model.__dict__.pop(PENAL, None)
-        _compile_again()
 
 
 def _overwritten(chain: MarkovChain) -> set[Place]:
