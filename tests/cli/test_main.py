@@ -4,19 +4,14 @@ sentence for whatever is wrong.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
@@ -191,13 +186,6 @@ def test_the_mode_is_kept_unless_asked(
     assert seen == [training]
 
 
-def test_norm_eps(folder: Path) -> None:
-    free = record_of("nets.py:frozen", "--norm-eps", "ignore")
-    kept = record_of("nets.py:frozen", "--norm-eps", "respect")
-    assert free["units"] == 8
-    assert kept["units"] == 4
-
-
 def test_something_failing_is_exit_code_1(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = ps.verify(torch.nn.Linear(2, 2), torch.ones(1, 2))
     bad = replace(good, theorem3={**good.theorem3, "holds": False, "evidence": "made up"})
@@ -239,13 +227,6 @@ def test_masks_are_written(folder: Path, rule: str) -> None:
 
 def test_version() -> None:
     assert run("--version").stdout == f"pathspace {version('pathspace')}\n"
-
-
-def test_no_command_shows_help() -> None:
-    result = run()
-    assert result.exit_code == 2
-    assert "verify" in result.output
-    assert "Error" not in result.output
 
 
 # What is refused
@@ -352,32 +333,6 @@ def test_exhausted_memory_is_not_called_a_defect(
     assert "memory is exhausted" in refused(run("verify", "nets.py:Net", "--input", "2x3"))
 
 
-@pytest.mark.slow
-def test_progress_is_shown_on_a_terminal_only(folder: Path) -> None:
-    import pty
-
-    reader, terminal = pty.openpty()
-    seen: list[bytes] = []
-
-    # all the time: a terminal holds a few thousand bytes, and what turns is drawn again and again
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            while part := os.read(reader, 4096):
-                seen.append(part)
-
-    reading = threading.Thread(target=read)
-    reading.start()
-    words = ["verify", "nets.py:Chatty", "--input", "2x3", "--json", "-"]
-    done = console(*words, folder=folder, stderr=terminal)
-    os.close(terminal)
-    reading.join()
-    os.close(reader)
-    shown = b"".join(seen).decode()
-    assert json.loads(done.stdout)["holds"]
-    assert "Tracing and verifying nets.py:Chatty" in shown
-    assert "building" in shown
-
-
 def test_an_interrupt_is_one_sentence(folder: Path) -> None:
     result = run("verify", "nets.py:Interrupted", "--input", "2x3")
     assert result.exit_code == 130
@@ -431,18 +386,8 @@ def test_extensions_add_commands(
     assert "RuntimeError (not today)" in shown.err
     assert call_main(monkeypatch, ["greet", "nobody"]) == 2
     assert "Error: There is nobody to greet: give a name.\n" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("extended")
-def test_own_commands_need_no_extension(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call_main(monkeypatch, ["verify", "nothing"]) == 2
-    one_sentence(capsys.readouterr().err)
     assert call_main(monkeypatch, ["--version"]) == 0
     assert capsys.readouterr().err == ""
-    assert call_main(monkeypatch, ["--help"]) == 0
-    assert "greet" in capsys.readouterr().out
 
 
 # The installed command
@@ -472,33 +417,6 @@ def test_a_reader_that_leaves_early_is_no_error(
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
-    # a standard output that is closed is none to flush
-    close = partial(os.close, 1)
-    words = ("verify", "nets:Net", "--input", "2x3", "--json", "out.json")
-    done = console(*words, folder=folder, stdout=None, preexec_fn=close)
-    assert (done.returncode, done.stderr) == (0, "") and (folder / "out.json").exists()
-
-
-def _listen() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.mark.slow
-def test_control_c_ends_with_130(folder: Path) -> None:
-    (folder / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(100)\n")
-    words = ["verify", "slow.py:net", "--json", "out.json"]
-    command = [str(Path(sys.executable).with_name("pathspace")), *words]
-    # a run in the background inherits an ignored SIGINT, which a terminal would not have
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=folder, preexec_fn=_listen, **pipes) as process:  # type: ignore[call-overload]
-        deadline = time.monotonic() + 60
-        while not (folder / "started").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert one_sentence(err) == "Error: Interrupted before the end.\n"
-    assert sorted(os.listdir(folder)) == ["nets.py", "slow.py", "started"]
 
 
 # The guide

@@ -5,7 +5,7 @@ one sentence with a way out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -130,14 +130,6 @@ def test_modules_classes_and_functions(folder: Path, place: str, name: str) -> N
     assert target.model(*target.args).shape == (5, 2)
 
 
-def test_the_instance_itself_is_used_in_its_mode(folder: Path) -> None:
-    first = load_target("nets:net", ["5x3"]).model
-    first.eval()
-    second = load_target("nets:net", ["5x3"]).model
-    assert second is first
-    assert not second.training
-
-
 @pytest.mark.parametrize(
     ("name", "args", "kwargs"),
     [
@@ -157,10 +149,6 @@ def test_example_inputs_of_the_target(
     assert {key: value.tolist() for key, value in target.kwargs.items()} == {
         key: value.tolist() for key, value in kwargs.items()
     }
-
-
-def test_inputs_replace_the_example(folder: Path) -> None:
-    assert load_target("nets:with_tensor", ["7x3"]).args[0].shape == (7, 3)
 
 
 def test_the_seed_decides_weights_and_inputs_and_global_state_is_kept(folder: Path) -> None:
@@ -193,12 +181,6 @@ def test_inputs_are_read(text: str, shape: tuple[int, ...], dtype: torch.dtype |
     assert parse_input(text) == InputSpec(shape, dtype)
     (tensor,) = load_target("torch.nn:Identity", [text]).args
     assert (tensor.shape, tensor.dtype) == (shape, dtype or torch.float32)
-
-
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
-def test_whole_numbers_are_zeros_and_ones(dtype: str) -> None:
-    (tensor,) = load_target("torch.nn:Identity", [f"50:{dtype}"]).args
-    assert set(tensor.int().tolist()) == {0, 1}
 
 
 def test_inputs_take_the_dtype_and_device_of_the_model(folder: Path) -> None:
@@ -249,19 +231,13 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
     ("spec", "said"),
     [
         ("nets", "give package.module:name or path/to/file.py:name"),
-        ("", "give package.module:name or path/to/file.py:name"),
-        (":", "give package.module:name or path/to/file.py:name"),
         ("nets:", "give package.module:name or path/to/file.py:name"),
         (":net", "give package.module:name or path/to/file.py:name"),
-        ("nets.py", "give package.module:name or path/to/file.py:name"),
         ("some/nets:net", "names no Python file"),
-        ("nets..models:net", "is not the name of a Python module"),
-        (".nets:net", "is not the name of a Python module"),
         ("my nets:net", "is not the name of a Python module"),
         ("nest:net", "no module 'nest' (did you mean nets?): install it, run from the folder"),
         ("qqqqqqqq:net", "no module 'qqqqqqqq': install it"),
         ("torch.nn.modules.lineer:Linear", "did you mean torch.nn.modules.linear"),
-        ("nets.deeper:net", "no module 'nets.deeper'"),
         ("nest.py:net", "'nest.py' does not exist (did you mean nets.py?)"),
         ("missing/nets.py:net", "from the current folder"),
         ("folder.py:net", "is a folder"),
@@ -270,17 +246,14 @@ def test_inputs_that_do_not_fit_into_memory(text: str) -> None:
         ("nets.py:buidl", "no 'buidl' in 'nets.py' (did you mean build?)"),
         ("nets:Holder.nat", "no 'nat' in 'Holder' in 'nets' (did you mean net?)"),
         ("nets:number", "type int: name a torch.nn.Module, its class, or a function"),
-        ("nets:torch", "type module: name"),
         ("nets:Nothing", "is the class Nothing: name a torch.nn.Module"),
         ("nets:Wide", "needs the arguments width, depth: name a function without arguments"),
         ("nets:needs", "needs the arguments width: name a function without arguments"),
-        ("torch.nn:Linear", "needs the arguments in_features, out_features"),
         ("nets:wrong_result", "NoneType: return a torch.nn.Module"),
         ("nets:wrong_example", "type int as example inputs: return a tensor"),
         ("nets:wrong_keys", "type dict as example inputs: return a tensor"),
         ("nets:wrong_name", "Pair.forward takes (a, b=None) (got an unexpected keyword"),
         ("nets:Net", "Net.forward takes (x) (the target has no example inputs): give"),
-        ("nets:build", "Net.forward takes (x) (the target has no example inputs): give"),
         ("nets:pair", "Pair.forward takes (a, b=None) (the target has no"),
     ],
 )
@@ -319,34 +292,21 @@ def test_exceptions_of_the_users_code_name_its_line(
 
 
 @pytest.mark.parametrize(
-    "make", [lambda name: name, lambda name: f"{name}.py"], ids=["module", "file"]
-)
-@pytest.mark.parametrize(
     ("source", "said"),
     [
         ("def f(:\n", "bad_net.py:1"),
-        ("x = 1\n  y = 2\n", "bad_net.py:2"),
         ("\nimport no_such_thing\n", "bad_net.py:2"),
-        ("from torch import no_such_thing\n", "ImportError (cannot import name 'no_such_thing'"),
-        ("\n\n1 / 0\n", "bad_net.py:3"),
         ("import sys\nsys.exit(1)\n", "bad_net.py:2: put what only a script"),
         ("import helper\n", "helper.py:2"),
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", "bad_net.py:2"),
     ],
 )
-def test_modules_that_cannot_be_imported(
-    folder: Path, make: Callable[[str], str], source: str, said: str
-) -> None:
+def test_modules_that_cannot_be_imported(folder: Path, source: str, said: str) -> None:
     (folder / "bad_net.py").write_text(source)
     (folder / "helper.py").write_text("\n{}['lost']\n")
-    text = complaint(f"{make('bad_net')}:net", "2x3")
+    text = complaint("bad_net.py:net", "2x3")
     assert said in text
     assert "bad_net" in text
-
-
-def test_a_file_that_is_not_text(folder: Path) -> None:
-    (folder / "binary.py").write_bytes(b"\x00\xff\xfe")
-    assert "The file 'binary.py' cannot be loaded" in complaint("binary.py:net")
 
 
 def test_a_package_module_given_as_a_file(folder: Path) -> None:

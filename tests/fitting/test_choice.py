@@ -105,18 +105,6 @@ def test_minima_are_minima_and_the_same_from_every_copy(name: str, key: str) -> 
         )
 
 
-def test_balance_is_balance() -> None:
-    model, graph, _ = subject("branches")
-    gauge = ps.choose_gauge(model, graph, ps.Balance())
-    assert torch.equal(gauge.phi, ps.balancing(model, graph).phi)
-    one, two = (
-        ps.rescale_(copy.deepcopy(model), graph, gauge),
-        ps.balance_(copy.deepcopy(model), graph),
-    )
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_a_gauge_is_a_tensor_with_a_certificate() -> None:
     model, graph, _ = subject("mlp")
     gauge = ps.choose_gauge(model, graph, ps.Range(4))
@@ -197,31 +185,6 @@ def test_path_sensitivity_counts_the_paths() -> None:
     found = path_sensitivity(graph)
     joined = torch.cat([found[block.name].reshape(-1) for block in graph.blocks])
     torch.testing.assert_close(joined, slow / slow.max())
-
-
-def test_paths_through_a_frozen_norm_are_told_apart() -> None:
-    """Its gain meets the weights before it and the mean; its bias starts a path of its own."""
-    model = nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
-    ).double()
-    with torch.no_grad():
-        for tensor in (*model[1].parameters(), model[1].running_mean):
-            tensor.normal_()
-        model[1].running_var.uniform_(0.5, 2)
-    found = path_sensitivity(ps.trace(model.eval(), torch.randn(2, 4).double()))
-    before, norm, after, last = (model[i] for i in (0, 1, 3, 5))
-    behind = (last.weight.square() @ after.weight.square()).sum(0)
-    spread = norm.running_var + norm.eps
-    arriving = before.weight.square().sum(1) + before.bias.square() + norm.running_mean.square()
-    expected = {
-        "1.bias": behind,
-        "1.weight": behind * arriving / spread,
-        "0.bias": behind * norm.weight.square() / spread,
-        "5.bias": torch.ones(3).double(),
-    }
-    scale = found["5.bias"][0]
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value.detach() * scale)
 
 
 def test_paths_through_quotients_of_weights_are_refused() -> None:

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo.trained import load, params
 
 import pathspace as ps
 
@@ -55,13 +54,3 @@ def test_bounds_lie_along_features_of_tokens() -> None:
 def test_nothing_to_lift_is_said() -> None:
     with pytest.raises(ps.InputError, match=r"found no nn\.ReLU6"):
         ps.lift_clips(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_a_trained_network_with_lifted_clips(name: str) -> None:
-    model, x = load(name)[0].eval(), torch.randn(1, 3, 64, 64)
-    lifted = ps.lift_clips(model)
-    assert ps.trace(lifted, x).num_units - ps.trace(model, x).num_units == 19_200
-    with torch.no_grad():
-        assert torch.equal(lifted(x), model(x))

@@ -14,8 +14,6 @@ import torch
 from benchmarks import equalise as benchmark
 from benchmarks import figures
 from torch import Tensor, nn
-from zoo.signals import frames
-from zoo.trained import load, params
 
 import pathspace as ps
 from pathspace.fitting.activation_statistics import activation_sizes
@@ -95,17 +93,6 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
     )
 
 
-def test_running_statistics_of_a_model_in_training_stay() -> None:
-    model, x = (
-        nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train(),
-        torch.randn(18, 4),
-    )
-    graph = ps.trace(model, x)
-    keys = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    ps.equalise(model, graph, 4, "tensor", x, trials=3)
-    assert all(torch.equal(tensor, keys[key]) for key, tensor in model.state_dict().items())
-
-
 @torch.no_grad()
 def test_running_variances_keep_their_digits_and_fit_the_type() -> None:
     model, x = (
@@ -144,23 +131,6 @@ def test_what_is_rounded_to() -> None:
             step = float(old.abs().max()) / 7
             torch.testing.assert_close(new / step, (old / step).round(), rtol=0, atol=1e-4)
     assert torch.equal(quantised(torch.zeros(2, 2), 8, 0), torch.zeros(2, 2))
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny"))
-def test_a_pitch_tracker_in_eight_bits_hears_the_same(name: str) -> None:
-    model, _, _ = load(name)
-    notes = [55.0 * 2 ** (k / 7) for k in range(36)]
-    x, held = frames(*notes[::3]), frames(*notes[1::3])
-    graph = ps.trace(model, x[:2])
-    found = ps.equalise(model, graph, 8, "tensor", x)
-    torch.testing.assert_close(found.model(held), model(held), rtol=1e-5, atol=1e-5)
-    net = copy.deepcopy(found.model)
-    rounded = quantised_weights(dict(net.named_parameters()), weight_axes(net), 8, "tensor")
-    net.load_state_dict({**net.state_dict(), **rounded})
-    assert found.after >= found.before
-    assert float((net(held).argmax(1) - model(held).argmax(1)).abs().max()) <= 1
 
 
 def test_models_out_of_range_are_brought_into_it() -> None:
@@ -333,24 +303,3 @@ def test_inputs_by_name_are_made_up_in_any_order() -> None:
     graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
     with pytest.warns(UserWarning, match="makes up random ones"):
         assert ps.equalise(model, graph, 4, trials=3).made_up
-
-
-class Mixed(nn.Module):
-    """Attention with a mask of the smallest number, and a sum that is taken in another type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = x @ x.transpose(-1, -2)
-        mask = torch.full_like(scores, torch.finfo(scores.dtype).min).triu(1)
-        x = (scores + mask).softmax(-1) @ self.a(x)
-        return self.c(self.b(x).relu().double().exp().log1p().float())
-
-
-def test_masks_are_no_activations_and_types_may_be_named() -> None:
-    x, model = torch.randn(2, 5, 4), Mixed()
-    found = ps.fit_dtype(model, x)
-    fixed = next(row for row in found.table if row.kind == "fixed scales")
-    assert found.fitted_before and fixed.largest_before < 1e3

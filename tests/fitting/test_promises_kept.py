@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -124,19 +123,3 @@ def test_files_are_not_taken_beyond_the_range_of_their_type(tmp_path: Path) -> N
         assert not target.exists()
         ps.rescale_files(graph, torch.full((6,), 2 * float(np.log(2))), source, target)
         assert all(bool(value.isfinite().all()) for value in load_file(target).values())
-
-
-def test_an_index_keeps_its_name(tmp_path: Path) -> None:
-    """As a library writes it that looks for its own."""
-    name = "other_model.safetensors.index.json"
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    source, target = tmp_path / "a", tmp_path / "b"
-    source.mkdir()
-    places = {key: f"part-{key[0]}.safetensors" for key in model.state_dict()}
-    for file in set(places.values()):
-        part = {key: value for key, value in model.state_dict().items() if places[key] == file}
-        save_file(part, source / file)
-    (source / name).write_text(json.dumps({"weight_map": places}))
-    graph = ps.trace(model, torch.randn(1, 4))
-    ps.rescale_files(graph, torch.zeros(6), source, target)
-    assert sorted(path.name for path in target.glob("*.json")) == [name]

@@ -81,32 +81,20 @@ SIZES = {
 }
 
 
-def test_no_mapping_divides_other_rows_in_a_fused_qkv_with_shared_heads():
-    model, ids = language_model(
-        "Phi3ForCausalLM", "Phi3Config", num_key_value_heads=2, pad_token_id=0, **SIZES
-    )
-    assert not worst(model, ids)
+BIGCODE = {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": True}
 
 
-def test_no_mapping_divides_other_rows_in_interleaved_heads():
-    model, ids = language_model("GPTNeoXForCausalLM", "GPTNeoXConfig", **SIZES)
-    assert not worst(model, ids)
-
-
-def test_no_mapping_divides_other_rows_in_multi_query_attention():
-    model, ids = language_model(
-        "GPTBigCodeForCausalLM",
-        "GPTBigCodeConfig",
-        n_embd=32,
-        n_layer=1,
-        n_head=4,
-        multi_query=True,
-    )
-    assert not worst(model, ids)
-
-
-def test_no_mapping_has_fewer_rows_than_columns():
-    model, ids = language_model("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, **SIZES)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("Phi3", SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}),
+        ("GPTNeoX", SIZES),
+        ("GPTBigCode", BIGCODE),
+        ("Llama", SIZES | {"num_key_value_heads": 2}),
+    ],
+)
+def test_mappings_keep_the_function_of_fused_shared_and_interleaved_heads(family, sizes):
+    model, ids = language_model(f"{family}ForCausalLM", f"{family}Config", **sizes)
     assert not worst(model, ids)
 
 

@@ -22,9 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.gauge.attained import ZEROS_LEAVE, neighbours
-from pathspace.gauge.balance import canonical_scales
-from pathspace.gauge.pairs import Pairs
+from pathspace.gauge.attained import ZEROS_LEAVE
 from pathspace.graph.parts import WeightBlock
 
 
@@ -240,26 +238,6 @@ def test_a_balanced_network_stays_and_copies_meet(name: str) -> None:
     assert again.after == pytest.approx(found.after, rel=1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*NETS, *SMALL])
-def test_all_copies_have_one_canonical_gauge(name: str) -> None:
-    """Units that normalisations follow included."""
-    model, graph = network(name)
-    twin = copy.deepcopy(model)
-    other = dataclasses.replace(
-        graph, parameters=dict(twin.named_parameters(remove_duplicate=False))
-    )
-    ps.rescale_(
-        twin,
-        graph,
-        3 * torch.randn(graph.num_units, generator=torch.Generator().manual_seed(2)).double(),
-    )
-    for net, of in ((model, graph), (twin, other)):
-        ps.rescale_(net, of, torch.from_numpy(canonical_scales(of)))
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-10)
-
-
 def test_far_away_networks_are_found_back() -> None:
     """Scales apart by a hundred powers of ten, all in one direction or each in its own."""
     model, graph = network("mlp")
@@ -412,32 +390,6 @@ def test_a_loop_keeps_one_unit_only() -> None:
     assert [(len(units), "closed walk" in why) for why, units in found.left_alone.items()] == [
         (1, True)
     ]
-
-
-@pytest.mark.parametrize("name", [*NETS, *SMALL])
-def test_ends_and_neighbours_are_those_of_single_weights(name: str) -> None:
-    model, graph = network(name)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1)
-    pairs = Pairs(graph, 2, dict(model.named_parameters(remove_duplicate=False)))
-    # units that weights enter or leave, asked of the structure alone, and counted weight by weight
-    counted = pairs.counts()
-    assert [side.tolist() for side in neighbours(pairs)] == [
-        (side > 0).tolist() for side in counted
-    ]
-    listed: set[tuple[int, int]] = set()
-    for block in graph.blocks:
-        kept = (
-            torch.ones(block.shape, dtype=torch.bool)
-            if block.unused is None
-            else ~block.unused.expand(block.shape)
-        )
-        tails, heads = (ids.expand(block.shape)[kept].tolist() for ids in (block.tail, block.head))
-        listed |= {(t, h) for t, h in zip(tails, heads, strict=True) if t != h}
-    ends = pairs.ends(len(listed))
-    assert ends is not None and set(zip(*(side.tolist() for side in ends), strict=True)) == listed
-    assert pairs.ends(len(listed) - 1) is None
 
 
 def test_a_group_that_ends_nowhere_is_found_through_matrices_with_zeros() -> None:

@@ -5,9 +5,7 @@ optimizers that come along.
 from __future__ import annotations
 
 import copy
-import gc
 import math
-import weakref
 from typing import Any
 
 import numpy as np
@@ -95,31 +93,6 @@ def test_balanced_models_compute_the_same_with_equal_sides(name: str, p: int) ->
     incoming, outgoing = sides(model, graph, p)
     free = np.setdiff1d(np.arange(graph.num_units), ps.balancing(model, graph).kept - 1)
     np.testing.assert_allclose(incoming[free], outgoing[free], rtol=1e-9)
-
-
-def test_units_without_a_minimum_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2)).double()
-    graph = ps.trace(model, torch.randn(4, 2).double())
-    assert graph.num_units == 6
-    assert len(ps.balancing(model, graph).kept) == 3
-    first = model[0].weight.clone()
-    ps.balance_(model, graph)
-    assert torch.equal(model[0].weight, first)
-    torch.testing.assert_close(
-        model[1].weight ** 2 + model[1].bias ** 2, (model[3].weight ** 2).sum(0)
-    )
-
-
-def test_balancing_finds_the_smallest_norm_of_the_orbit() -> None:
-    model, args = doubled("mlp_2x3x5x2")
-    graph = ps.trace(model, *args)
-    ps.balance_(model, graph)
-    least = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
-    for seed in range(20):
-        twin = copy.deepcopy(model)
-        generator = torch.Generator().manual_seed(seed)
-        ps.rescale_(twin, graph, 0.1 * torch.randn(graph.num_units, generator=generator).double())
-        assert sum(float((p.detach() ** 2).sum()) for p in twin.parameters()) > least
 
 
 def test_wrong_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,15 +233,6 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
     with pytest.raises(ps.InputError, match="optimizer="):
         ps.rescale_(model, graph, phi_for(graph), keep_trajectory=True)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-def test_a_traced_model_is_not_kept_alive() -> None:
-    model = mlp(2, 3, 1)
-    ps.trace(model, torch.randn(1, 2))
-    seen = weakref.ref(model)
-    del model
-    gc.collect()
-    assert seen() is None
 
 
 def test_numbers_kept_for_a_scalar_parameter_have_no_scale() -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import transformers
@@ -242,31 +241,3 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         after.model.layers[0].mlp.up_proj.weight, net.model.layers[0].mlp.up_proj.weight
     )
     torch.testing.assert_close(after(tokens).logits, net(tokens).logits, rtol=1e-4, atol=1e-5)
-
-    code = (
-        "from torch import nn\nnet = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))\n"
-    )
-    (tmp_path / "net.py").write_text(code)
-    small, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 2)
-    before = small(x)
-    save_file(small.state_dict(), tmp_path / "a.safetensors")
-    numpy.save(tmp_path / "phi.npy", numpy.array([0.5, 1.0, -2.0]))
-    target = [
-        f"{tmp_path / 'net.py'}:net",
-        str(tmp_path / "a.safetensors"),
-        str(tmp_path / "b.safetensors"),
-        "--input",
-        "4x2",
-    ]
-    for more in ([], ["--phi", str(tmp_path / "phi.npy")]):
-        result = CliRunner().invoke(app, ["rescale", *target, *more])
-        assert result.exit_code == 0, result.output
-        found = load_file(tmp_path / "b.safetensors")
-        torch.testing.assert_close(torch.func.functional_call(small, found, (x,)), before)
-    torch.testing.assert_close(
-        found["0.bias"] / small[0].bias, torch.tensor([0.5, 1.0, -2.0]).exp()
-    )
-    assert (
-        CliRunner().invoke(app, ["rescale", *target, "--phi", str(tmp_path / "net.py")]).exit_code
-        == 2
-    )

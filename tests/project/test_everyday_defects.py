@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from cases import network
-from torch import Tensor, nn
+from torch import nn
 
 import pathspace as ps
-from pathspace import InputError, InputTypeError, UnsupportedError
-from pathspace.diagnostics import gradients
+from pathspace import InputError
 
 
 def scaled(slope: float = 0.01, factor: float = 1.0, eps: float = 1e-5) -> nn.Module:
@@ -53,37 +50,3 @@ def test_scales_beyond_the_range_of_a_type_change_nothing(dtype: torch.dtype, ph
     with pytest.raises(InputError, match=r"beyond the range of torch\.float"):
         ps.rescale_(model, graph, torch.full((6,), phi))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-
-
-MODEL = nn.Sequential(nn.Linear(3, 2))
-
-
-def loss(y: Tensor, _: Any) -> Tensor:
-    return y.square().sum()
-
-
-def ones(count: int) -> list[tuple[Tensor, None]]:
-    return [(torch.ones(2, 3), None)] * count
-
-
-def phases() -> nn.Module:
-    w = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
-    return network(lambda net, x: (x * net.w).abs(), w=w)
-
-
-WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "no batches": (lambda: gradients(MODEL, loss, None), InputTypeError, "found NoneType in"),
-    "a tensor": (lambda: gradients(MODEL, loss, torch.ones(2, 3)), InputTypeError, "found Tensor"),
-    "tensors": (lambda: gradients(MODEL, loss, [torch.ones(2, 3)]), InputTypeError, "is a Tensor"),
-    "numbers": (lambda: gradients(MODEL, loss, [5]), InputTypeError, "a batch that is a int"),
-    "three": (lambda: gradients(MODEL, loss, [(1, 2, 3)]), InputTypeError, "a tuple of 3"),
-    "complex": (lambda: gradients(phases(), loss, ones(2)), UnsupportedError, "complex parameter"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_end_in_a_sentence(name: str) -> None:
-    act, kind, words = WRONG[name]
-    with pytest.raises(kind) as caught:
-        act()
-    assert words in str(caught.value) and "\n" not in str(caught.value)

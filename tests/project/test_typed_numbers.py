@@ -4,16 +4,11 @@ give the numbers.
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
-from statistics import fmean
 
 import pytest
-from scipy.stats import ttest_rel
 
-from pathspace.training.experiments.json_lines import read_lines
-from pathspace.training.experiments.reproduce.page import figures, render, reported
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.record import Record, texts
 from pathspace.training.experiments.reproduce.statements import load_statements
@@ -98,77 +93,9 @@ def test_why_something_was_not_tried_names_numbers_of_the_recipes_alone() -> Non
         assert left == set(), statement.id
 
 
-@pytest.mark.parametrize("module", sorted(REPRODUCE.rglob("*.py")), ids=lambda path: path.stem)
-def test_sentences_in_the_code_have_no_shares_and_no_decimals(module: Path) -> None:
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    docstrings = {
-        ast.get_docstring(n, clean=False) for n in ast.walk(tree) if isinstance(n, documented)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            text = "" if node.value in docstrings or " " not in node.value else node.value
-            # the least p-value that is shown
-            found = re.findall(r"\d+ ?%|\d+\.\d+", text.replace("< 0.001", ""))
-            assert found == [], f"{module}:{node.lineno}"
-
-
-def test_the_check_finds_what_was_typed() -> None:
-    for typed in (
-        "gauge-fixed AdamW ended 7 % higher",
-        "a test result of the smaller setting (11 %) had been seen",
-        "and 10 runs of it had been evaluated",
-        "in two of nine columns",
-        "about four times the time",
-    ):
-        assert numbers(typed), typed
-    assert numbers("section 4, eq. (11) and (12), tables 2 and 4, CIFAR-10 with {runs} runs") == []
-
-
 @pytest.mark.parametrize("name", [name for name in texts() if name != "optimizers"])
 def test_records_have_the_remarks_of_today(name: str) -> None:
     record = Record.read(RECORDS / f"{name}.json")
     for remark in texts()[name].get("remarks", ()):
         parts = [re.escape(part) for part in FIELD.split(remark)]
         assert any(re.fullmatch(".+".join(parts), line) for line in record.differs), remark
-
-
-@pytest.mark.slow
-def test_runs_that_no_record_reports_are_counted_in_the_journals() -> None:
-    """By hand: all runs that looked at the test split, less the seeds of all arms."""
-    known = [Record.read(path) for path in RECORDS.glob("*.json") if path.stem != "optimizers"]
-    for record in known:
-        lines = list(read_lines(RECORDS / f"{record.name}-trials.jsonl"))
-        told = sum(len(arm["tests"]) for arm in record.data.get("arms", ())) if lines else 0
-        tested = sum(line["trial"]["test"] for line in lines)
-        assert len(reported(record, RECORDS)[1]) == tested - told, record.name
-    by_name = {record.name: record for record in known}
-    (one,) = {
-        tuple(map(tuple, run["trial"]["options"]))
-        for run in reported(by_name["language"], RECORDS)[1]
-    }
-    assert dict(one)["layers"] == 1
-    found = figures(known, RECORDS)
-    assert found["language_runs"] == "10 runs" and found["smnist_runs"] == "35 runs"
-    assert "70 runs of smnist" in str(found["again"])
-    assert "13.3 %" in str(found["smnist_best"])
-    # without journals the page says less
-    assert figures(known)["smnist_best"] == "" and "runs of it had" in render(known)
-
-
-@pytest.mark.slow
-def test_first_runs_of_the_recurrent_network_are_judged_as_its_record_is() -> None:
-    """By hand: the paired t-test on the runs of earlier code."""
-    record = Record.read(RECORDS / "rcnn.json")
-    errors: dict[str, dict[int, float]] = {"gmomentum": {}, "momentum": {}}
-    for run in reported(record, RECORDS)[1]:
-        assert not run["outcome"].get("test_parts")
-        errors[run["trial"]["optimizer"]][run["trial"]["seed"]] = run["outcome"]["test_metric"]
-    paths, weights = ([of[seed] for seed in sorted(of)] for of in errors.values())
-    found = ttest_rel(weights, paths)
-    share = 1 - fmean(paths) / fmean(weights)
-    said = str(figures([record], RECORDS)["rcnn_first"])
-    assert f"{share:+.1%}" in said and f"(p = {found.pvalue:.3f})" in said
-    assert f"first {2 * len(paths)} runs (18 of them" in said
-    assert ("**undecided**" in said) == (found.pvalue > 0.05)
-    assert figures([record])["rcnn_first"] == ""
