@@ -93,9 +93,16 @@ def of_cost(facts: Facts) -> str:
     )
 
 
+def of_spaces(facts: Facts) -> str:
+    """Which rotations a length or a normalisation over features allows."""
+    if facts.kind not in ("norm", "normalisation") or facts.elementwise:
+        return ""
+    return "all" if facts.rotations else "those that keep the mean"
+
+
 READERS: dict[str, Callable[[Facts], str]] = {
     "path norm": of_path_norm, "eps detection": of_eps, "dataflow": of_dataflow,
-    "Path-SGD": of_path_sgd, "cost": of_cost,
+    "Path-SGD": of_path_sgd, "cost": of_cost, "rotations of features": of_spaces,
 }  # fmt: skip
 
 

@@ -39,6 +39,8 @@ class Facts:
         bias: position of the argument that is a bias of the channels.
         slope: largest absolute slope of a function of one operand, if it is finite and
             the same for all arguments.
+        rotations: whether rotations of its features keep its result, or rotate it: it is a length,
+            or divides by one, and subtracts no mean.
     """
 
     kind: str = ""
@@ -49,6 +51,7 @@ class Facts:
     separable: bool = False
     bias: int | None = None
     slope: float | None = None
+    rotations: bool = False
 
     @property
     def moves(self) -> bool:

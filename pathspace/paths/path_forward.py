@@ -206,11 +206,6 @@ class PathSums(ByFacts):
         facts, request, p = call.facts, self.request, self.p
         if facts.kind == "bag":
             return self.stopped(call, _NO_SUM["bag"])
-        if call.name == "aten.index_add":
-            # (its factor, for which the rule has no edge, in what is added)
-            factor = abs(call.kwargs.get("alpha", 1)) ** p
-            source = sums.as_sum(call.args[3], p).changed(lambda values: values * factor)
-            call = OperationCall(call.node, (*call.args[:3], source), {})
         try:
             read = LocalPaths(call, request.captured.sources, request.exact_norms)
         except UnsupportedError:
@@ -228,6 +223,9 @@ class PathSums(ByFacts):
         measured = None if ended else self._measured(call)
         if measured is not None:
             return measured
+        if call.facts.kind == "write" and call.given.get("alpha", 1) != 1:
+            # (the edges of a rule have no factor)
+            return self.stopped(call, "it multiplies by a factor and writes where data decide")
         real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))
         if request.bound and real and (read.restarts or read.pairs):
             self.refuse(call, "it has no largest slope")

@@ -134,7 +134,7 @@ class Spaces(Reading):
         return ids
 
     def _summed(self, ids: Tensor, along: set[int]) -> None:
-        kind = facts_of(self.place.op).kind
+        facts = facts_of(self.place.op)
         rest = varying(ids) - along
         labels = numbered(distinct(ids).shape, sorted(rest))
         if self.is_product(ids):
@@ -149,11 +149,11 @@ class Spaces(Reading):
             for side in (left, right):
                 self.demands.mark(side, labels)
             self.demands.unify(left, right, dual=True)
-        elif kind in ("total", "mean") and not bool((distinct(ids) == ROOT).any()):
+        elif facts.kind in ("total", "mean") and not bool((distinct(ids) == ROOT).any()):
             self.demands.mark(ids, labels)
             self.demands.ones.append(self.demands.members(ids))
-        elif kind == "norm" and not bool((distinct(ids) == ROOT).any()):
-            self._normed(ids, labels, mean=not self.place.op.endswith("norm"))
+        elif facts.kind == "norm" and not bool((distinct(ids) == ROOT).any()):
+            self._normed(ids, labels, mean=not facts.rotations)
         else:
             self.hold(ids, "its features are summed up or compared")
 
@@ -174,7 +174,7 @@ class Spaces(Reading):
             self.hold(ids, "each of its features is normalised alone")
             return constant(ids.shape)
         labels = numbered(small.shape, sorted(along - wanted))
-        mean = not self.place.op.endswith("rms_norm")
+        mean = not facts_of(self.place.op).rotations
         self._normed(ids, labels, mean)
         return _filled(ids) if mean else ids
 

@@ -214,6 +214,19 @@ def test_slopes_are_the_largest_ones() -> None:
         assert steepest >= 0.98 * facts.slope, name
 
 
+def test_rotations_keep_lengths_and_turn_what_is_divided_by_them() -> None:
+    x, turn = torch.randn(3, 4), torch.linalg.qr(torch.randn(4, 4)).Q
+    calls = {
+        "aten.norm": lambda y: y.norm(2, -1),
+        "aten.linalg_vector_norm": lambda y: torch.linalg.vector_norm(y, 2, -1),
+        "aten.rms_norm": lambda y: torch.rms_norm(y, (4,)),
+    }
+    assert {name for name, facts in FACTS.items() if facts.rotations} == set(calls)
+    for call in calls.values():
+        before = call(x)
+        torch.testing.assert_close(call(x @ turn), before @ turn if before.dim() == 2 else before)
+
+
 def test_facts_are_found_by_name_node_and_variant() -> None:
     assert facts_of("relu") is facts_of("aten.relu") is facts_of(torch.ops.aten.relu.default)
     assert facts_of("some_library.unknown") == Facts()

@@ -142,7 +142,7 @@ def layer_norm(
     return affine(semantics, _cut(semantics, x, dims), weight, bias, dims)
 
 
-@rule("aten.rms_norm", kind="normalisation")
+@rule("aten.rms_norm", kind="normalisation", rotations=True)
 def rms_norm(
     semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any
 ) -> Any:

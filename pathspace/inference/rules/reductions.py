@@ -122,7 +122,7 @@ def product(
 # --- spread
 
 
-@rule("aten.linalg_vector_norm", "aten.norm", kind="norm")
+@rule("aten.linalg_vector_norm", "aten.norm", kind="norm", rotations=True)
 def vector_norm(
     semantics: Semantics, x: Value, order: Any = 2, dims: Any = None, *args: Any, **kwargs: Any
 ) -> Tensor:
