@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from slow_names import slow_names
 from training_pairs import problem
 
 import pathspace as ps
@@ -59,40 +58,6 @@ def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
         np.testing.assert_allclose(
             log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cap", [None, 0.3, 30.0])
-@pytest.mark.parametrize(
-    "name",
-    slow_names(
-        [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"],
-        ["transformer_block"],
-    ),
-)
-def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | None) -> None:
-    """A step of length ``lr`` lowers the loss by ``lr`` times the square of the norm."""
-    case, norms = problem(name), []
-    for model in case.twins(2, spread=0.5):
-        start = {key: p.detach().clone() for key, p in model.named_parameters()}
-        optimizer = GSGD(
-            model.named_parameters(),
-            lr=1e-9,
-            skeleton=ps.trace(model, *case.args).skeleton("modulo"),
-            max_multiplier=cap,
-        )
-        case.loss(model).backward()
-        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-        norms.append(float(optimizer.clip_path_grad_norm_(float("inf"))))
-        lr = 1e-6 / max(norms[-1], 1.0) ** 2
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-        lowered = sum(
-            float(((start[key] - model.get_parameter(key).detach()) * grad).sum())
-            for key, grad in grads.items()
-        )
-        assert lowered / lr == pytest.approx(norms[-1] ** 2, rel=1e-3)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-7)
 
 
 MAKERS: dict[str, Any] = {
