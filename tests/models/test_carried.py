@@ -31,18 +31,6 @@ class Gated(nn.Module):
         return {"y": self.head(torch.relu(self.hidden(y))), "state": state}
 
 
-class Squared(nn.Module):
-    """The state is squared from call to call, so that no scale of it is free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.write, self.read = nn.Linear(3, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = torch.relu(self.write(x)) + h * h
-        return self.read(h), h
-
-
 X, H = torch.randn(2, 5, 3), torch.zeros(1, 2, 4)
 
 
@@ -70,11 +58,6 @@ def test_a_state_may_be_a_nest_and_an_output_may_have_a_name() -> None:
     assert ps.trace(model, X, (H, H)).num_units == 5
 
 
-def test_a_state_that_is_squared_stays_fixed() -> None:
-    x, h = torch.randn(6, 3), torch.zeros(6, 4)
-    assert ps.trace(ps.Carried(Squared(), {"h": 1}), x, h).num_units == 0
-
-
 def test_explanations_name_the_state() -> None:
     words = " ".join(map(str, ps.explain(Language(), X, H).reasons))
     assert "'h'" in words and "Carried" in words
@@ -90,19 +73,3 @@ def test_a_state_that_does_not_exist_is_named() -> None:
         ps.Carried(Language(), {"h": 7})(X, H)
     with pytest.raises(ps.InputError, match="calls=1"):
         ps.Carried(Language(), {"h": 1}, calls=1)
-
-
-def test_a_flag_in_a_buffer_does_not_keep_a_model_from_other_sizes() -> None:
-    class Flagged(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
-            self.places = nn.Parameter(torch.randn(10, 4))
-            self.register_buffer("steps", torch.tensor(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.steps > 5 or not bool(self.steps):
-                x = x * 2
-            return self.b(torch.relu(self.a(x) + self.places[: x.shape[1]]))
-
-    assert "as captured at" in ps.trace(Flagged(), X).range

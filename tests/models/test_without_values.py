@@ -32,22 +32,6 @@ class Positions(nn.Module):
         return self.out(mixed.relu())
 
 
-class Tied(nn.Module):
-    """A recurrent network with a table that is also its last layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.cell = (
-            nn.Embedding(11, 6),
-            nn.RNN(6, 6, nonlinearity="relu", batch_first=True),
-        )
-        self.out = nn.Linear(6, 11)
-        self.out.weight = self.table.weight
-
-    def forward(self, tokens: Tensor) -> Any:
-        return self.out(self.cell(self.table(tokens))[0])
-
-
 def norms() -> nn.Module:
     layers = [
         nn.Conv2d(3, 6, 3, padding=1),
@@ -64,7 +48,6 @@ def norms() -> nn.Module:
 MODELS: list[tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = [
     (norms, lambda: torch.randn(2, 3, 8, 8)),
     (Positions, lambda: torch.randn(2, 5, 4)),
-    (Tied, lambda: torch.zeros(2, 3, dtype=torch.int64)),
     (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True),
         lambda: torch.randn(2, 3, 8),
