@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -127,23 +126,6 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
         np.testing.assert_allclose(train(twin, same, x), losses, rtol=1e-7)
 
 
-def test_a_dead_unit_says_so_once_and_init_leaves_it() -> None:
-    model, x = with_dead_rows()
-    skeleton = ps.trace(model, x).skeleton()
-    init_skeleton_(model, skeleton)
-    assert not model.first.weight[1].any() and not model.second.weight[2].any()
-    with pytest.warns(UserWarning, match="GSGD leaves 2 of 17 units"):
-        GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        clean = mlp(2, 3, 2)
-        GSGD(
-            clean.named_parameters(),
-            lr=0.01,
-            skeleton=ps.trace(clean, torch.randn(1, 2)).skeleton(),
-        )
-
-
 def test_three_tensors_with_dead_units_are_named() -> None:
     model = mlp(2, 3, 3, 3, 1)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -228,29 +210,6 @@ def test_trees_take_frozen_weights_first() -> None:
 
 
 # --- rescaled copies
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["residual_cnn", "gated_product", "tied_transposed", "rnn_op_2_layers", "batchnorm_cnn"]
-)
-@pytest.mark.parametrize("zeros", [False, True])
-def test_copies_get_the_same_trees_from_the_largest_weights(name: str, zeros: bool) -> None:
-    one, two = problem(name).twins(spread=2.0)
-    if zeros:
-        with torch.no_grad():
-            for model in (one, two):
-                for parameter in model.parameters():
-                    parameter.reshape(-1)[::3] = 0
-    trees = []
-    for model in (one, two):
-        skeleton = (
-            problem(name).skeleton(model).graph.skeleton("magnitude" if not zeros else "modulo")
-        )
-        trees.append(
-            [(t.block.tolist(), t.index.tolist()) for t in (skeleton.tree_in, skeleton.tree_out)]
-        )
-    assert trees[0] == trees[1]
 
 
 def test_copies_with_equal_weights_break_ties_alike() -> None:
