@@ -54,15 +54,6 @@ def test_outputs_of_a_grouped_convolution_may_change_places_inside_their_group()
     assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
 
 
-def test_inputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    a, inside = Grouped().eval(), torch.tensor([2, 0, 3, 1])
-    order = torch.cat([inside + 4 * group for group in range(3)])
-    b = reordered(a, ["a.weight", "a.bias"], [], order)
-    with torch.no_grad():
-        b.g.weight.copy_(a.g.weight[:, inside])
-    assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
-
-
 class Attention(nn.Module):
     def __init__(self, width: int = 16, heads: int = 4, shared: int = 4) -> None:
         super().__init__()
@@ -120,46 +111,6 @@ def test_experts_may_change_places() -> None:
     assert judged(a, b, torch.randn(5, 8)).same is not False
 
 
-class HandNorm(nn.Module):
-    def __init__(self, width: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(width) + 0.5)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class Stream(nn.Module):
-    def __init__(self, norm: Any, width: int = 12) -> None:
-        super().__init__()
-        self.e, self.n, self.n2 = nn.Embedding(20, width), norm(width), norm(width)
-        self.a, self.b = nn.Linear(width, 24), nn.Linear(24, width)
-        self.o = nn.Linear(width, 20)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.e(x)
-        x = x + self.b(F.gelu(self.a(self.n(x))))
-        return self.o(self.n2(x))
-
-
-def test_a_stream_with_a_hand_written_rms_norm_may_change_its_order() -> None:
-    a = Stream(HandNorm).eval()
-    rows = ["n.weight", "n2.weight", "b.weight", "b.bias"]
-    columns = ["e.weight", "a.weight", "o.weight"]
-    b = reordered(a, rows, columns, torch.randperm(12))
-    assert judged(a, b, torch.randint(0, 20, (2, 5))).same
-
-
-def test_channels_of_a_stream_with_a_hand_written_rms_norm_are_listed() -> None:
-    sizes = [
-        sorted(
-            len(group) for group in ps.channels(Stream(norm).eval(), torch.randint(0, 20, (2, 5)))
-        )
-        for norm in (nn.RMSNorm, HandNorm)
-    ]
-    assert sizes[0] == sizes[1] and 12 in sizes[1]
-
-
 def llama() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -191,22 +142,6 @@ def test_the_experts_of_a_mixtral_may_change_places() -> None:
     rows = [n for n, _ in a.named_parameters() if "experts" in n or n.endswith("mlp.gate.weight")]
     b = reordered(a, rows, [], torch.tensor([2, 0, 3, 1]))
     assert judged(a, b, torch.randint(0, 32, (2, 5))).same is not False
-
-
-@pytest.mark.parametrize("between", ["cumsum", "weighted"])
-def test_a_sum_that_depends_on_the_order_fixes_it(between: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.o = nn.Linear(3, 6), nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Any:
-            h = self.a(x)
-            weights = torch.arange(6.0, dtype=h.dtype)
-            scale = h.cumsum(-1) if between == "cumsum" else (h * weights).sum(-1, keepdim=True)
-            return self.o(h * scale)
-
-    assert not ps.channels(Net(), torch.randn(2, 3)).groups
 
 
 def test_models_with_other_outputs_are_different() -> None:

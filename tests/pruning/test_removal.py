@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -47,26 +46,3 @@ def test_masks_of_torch_prune_can_be_made_small() -> None:
     prune.ln_structured(model[0], "weight", 0.5, n=2, dim=0)
     half, said = smaller(model, torch.randn(2, 3, 8, 8))
     assert (half is not None and half[2].weight.shape[1] == 10) or "prune.remove" in said
-
-
-def test_heads_of_almost_uniform_attention_go_as_a_whole() -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heads, self.wide = 2, 8
-            self.qkv, self.out = nn.Linear(6, 24, bias=False), nn.Linear(8, 3)
-            nn.init.normal_(self.qkv.weight, std=1e-3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            size = self.wide // self.heads
-            parts = self.qkv(x).unflatten(-1, (3, self.heads, size)).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(*parts)
-            result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-            return result
-
-    torch.manual_seed(0)
-    model, x = Heads().double().eval(), torch.randn(2, 5, 6).double()
-    groups = ps.channels(model, x)
-    small = groups.remove(keep=0.5)
-    assert (small.heads, small.wide) == (1, 4)
-    torch.testing.assert_close(small(100 * x), groups.masked(keep=0.5)(100 * x))
