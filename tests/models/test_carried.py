@@ -1,7 +1,10 @@
 """Models whose state is an input and an output."""
 
+from typing import Any
+
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -18,17 +21,10 @@ class Language(nn.Module):
         return self.head(y), h
 
 
-class Gated(nn.Module):
+def gated(net: Any, x: Tensor, state: tuple[Tensor, Tensor]) -> dict[str, object]:
     """A nested state, outputs by name, and a hidden layer beside the recurrence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.hidden = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 5)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> dict[str, object]:
-        y, state = self.lstm(x, state)
-        return {"y": self.head(torch.relu(self.hidden(y))), "state": state}
+    y, state = net.lstm(x, state)
+    return {"y": net.head(torch.relu(net.hidden(y))), "state": state}
 
 
 X, H = torch.randn(2, 5, 3), torch.zeros(1, 2, 4)
@@ -54,7 +50,9 @@ def _called(model: nn.Module) -> list[list[Tensor]]:
 
 
 def test_a_state_may_be_a_nest_and_an_output_may_have_a_name() -> None:
-    model = ps.Carried(Gated(), {"state": "state"})
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    model = network(gated, lstm=lstm, hidden=nn.Linear(4, 5), head=nn.Linear(5, 2))
+    model = ps.Carried(model, {"state": "state"})
     assert ps.trace(model, X, (H, H)).num_units == 5
 
 

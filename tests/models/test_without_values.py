@@ -150,19 +150,6 @@ def test_a_large_model_costs_no_memory() -> None:
     assert (graph.num_units, graph.num_weights) == (10**5, 2 * 10**11 + 10**5 + 10**6)
 
 
-def test_some_tensors_without_values_and_a_fake_mode_around() -> None:
-    model, x = norms(), torch.randn(2, 3, 8, 8)
-    expected = ps.trace(model, x).num_units
-    assert ps.trace(model, x.to("meta")).num_units == expected
-    with FakeTensorMode():
-        assert ps.trace(model, torch.zeros(2, 3, 8, 8)).num_units == expected
-        certificate = ps.verify(model, x)
-    assert certificate.holds and certificate.invariance["holds"]
-    model[1].running_mean = model[1].running_mean.to("meta")
-    assert ps.trace(model, x).num_units == expected
-    assert ps.verify(model, x).theorem2["holds"] is None
-
-
 @pytest.mark.slow
 def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
     with ps.without_weights():

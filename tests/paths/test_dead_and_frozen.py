@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from cases import mlp
+from cases import mlp, network
 from descent import descend
 from slow_names import slow_names
 from torch import Tensor, nn
@@ -22,23 +22,22 @@ import pathspace as ps
 from pathspace.training import GSGD, GAdam, init_skeleton_
 
 
-class Net(nn.Module):
-    """Convolutions and norms, as they are trained: some kernels all zero,
-    some channels switched off.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
-        self.second, self.head = nn.Conv2d(6, 5, 3, padding=1), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.second(F.relu(self.norm(self.first(x))))).mean((2, 3)))
-
-
 def with_dead_rows() -> tuple[nn.Module, Tensor]:
+    """Convolutions and norms, as they are trained: some kernels all zero, some channels off."""
     torch.manual_seed(0)
-    model = Net().double().eval()
+    model = (
+        network(
+            lambda net, x: net.head(
+                F.relu(net.second(F.relu(net.norm(net.first(x))))).mean((2, 3))
+            ),
+            first=nn.Conv2d(2, 6, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(6),
+            second=nn.Conv2d(6, 5, 3, padding=1),
+            head=nn.Linear(5, 3),
+        )
+        .double()
+        .eval()
+    )
     # statistics follow exactly only without eps
     model.norm.eps = 0.0
     with torch.no_grad():

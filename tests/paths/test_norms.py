@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES, mlp
+from cases import CASES, mlp, network
 from oracles.alignment import aligned
 from oracles.networks import OpRNN
 from oracles.pathsets import enumerate_paths
@@ -178,21 +179,15 @@ def test_the_norm_of_a_part(name: str, p: float) -> None:
         path_norm(model, x, until="nowhere")
 
 
-class Lengths(nn.Module):
+def lengths(net: Any, x: Tensor) -> Tensor:
     """Roots and quotients between layers: features over their length, and a length itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x).relu()
-        x = self.second(x.square().sqrt())
-        return self.third(x / x.square().sum(-1, keepdim=True).sqrt())
+    x = net.second(net.first(x).relu().square().sqrt())
+    return net.third(x / x.square().sum(-1, keepdim=True).sqrt())
 
 
 def test_all_paths_that_end_do_not_feel_the_scales_of_units() -> None:
-    model, x = Lengths().double(), torch.randn(1, 3).double()
+    layers = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 4), "third": nn.Linear(4, 2)}
+    model, x = network(lengths, **layers).double(), torch.randn(1, 3).double()
     graph = ps.trace(model, x)
     before = graph.path_norm(2, until="fixed")
     ps.rescale_(model, graph, torch.randn(graph.num_units).double())

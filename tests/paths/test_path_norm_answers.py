@@ -244,41 +244,6 @@ def test_ranges_of_numbers() -> None:
                 function(given)
 
 
-class Attention(nn.Module):
-    """Heads beside samples in one dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read, self.write = nn.Linear(4, 12, bias=False), nn.Linear(4, 4, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.view(len(x), 3, 2, 2).transpose(1, 2).reshape(-1, 3, 2)
-            for part in self.read(x).chunk(3, -1)
-        )
-        mixed = (q @ k.transpose(1, 2)).softmax(-1) @ v
-        return self.write(mixed.view(len(x), 2, 3, 2).transpose(1, 2).reshape(len(x), 3, 4))
-
-
-def test_samples_are_those_of_the_first_output() -> None:
-    net = Attention()
-    read, write = (layer.weight.detach().double().abs() for layer in (net.read, net.write))
-    q, k, v = (part.sum(1).view(2, 2) for part in read.chunk(3))
-    logits = 9 * float((q * k).sum())
-    outputs = 3 * float((write @ (3 * v).reshape(-1)).sum())
-    for samples in (1, 2):
-        found = ps.path_norm(net, torch.randn(samples, 3, 4), until="fixed")
-        assert found == pytest.approx(logits + outputs, rel=1e-6)
-    rnn = nn.RNN(2, 2, num_layers=3, nonlinearity="relu", batch_first=True)
-    one, two = (ps.path_norm(rnn, torch.randn(n, 4, 2)) for n in (1, 2))
-    assert one == pytest.approx(two)
-    last = ps.path_norm(
-        Net(lambda net, x: net.rnn(x)[1].transpose(0, 1), rnn=rnn), torch.randn(1, 4, 2)
-    )
-    steps = ps.path_norm(Net(lambda net, x: net.rnn(x)[0], rnn=rnn), torch.randn(1, 4, 2))
-    assert one == pytest.approx(last + steps)
-
-
 MASK = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 1]]).bool()
 
 
@@ -313,19 +278,3 @@ def test_attention_is_what_it_is_written_out(options: dict[str, Any], p: float) 
     inputs = draw(1, 2, 3, 4), draw(1, 2, 3, 4)
     one, two = (ps.path_norm(Net(f), *inputs, p=p, until="fixed") for f in (written, fused))
     assert one == pytest.approx(two)
-
-
-@pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin"])
-def test_running_sums_and_maxima_have_no_path_back(name: str) -> None:
-    """Each element is reached from those before it: as many paths as a triangular matrix has."""
-
-    def running(net: Any, x: Tensor) -> Tensor:
-        found = getattr(F.linear(x, net.w), name)(1)
-        return F.linear(found if isinstance(found, Tensor) else found[0], net.v)
-
-    net = Net(running, w=nn.Parameter(draw(4, 3)), v=nn.Parameter(draw(2, 4)))
-    first, second = net.w.detach().abs(), net.v.detach().abs()
-    expected = float((second @ torch.ones(4, 4).double().tril() @ first).sum())
-    assert ps.path_norm(net, draw(1, 3)) == pytest.approx(expected)
-    graph = ps.trace(net, draw(1, 3))
-    assert sum(abs(float(path.value)) for path in graph.paths()) == pytest.approx(expected)

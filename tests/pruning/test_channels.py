@@ -7,9 +7,11 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -25,34 +27,19 @@ def conv(a: int, b: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
     )
 
 
-class Residual(nn.Module):
+def residual(net: Any, x: Tensor) -> Tensor:
     """Residual, depthwise, squeeze and excitation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.wide, self.deep = conv(3, 8), conv(8, 16, 1), conv(16, 16, 3, groups=16)
-        self.down, self.up, self.back = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), conv(16, 8, 1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.silu(self.stem(x))
-        z = F.hardswish(self.deep(F.silu(self.wide(x))))
-        z = z * torch.sigmoid(self.up(F.relu(self.down(z.mean((2, 3), keepdim=True)))))
-        return self.head((x + self.back(z)).mean((2, 3)))
+    x = F.silu(net.stem(x))
+    z = F.hardswish(net.deep(F.silu(net.wide(x))))
+    z = z * torch.sigmoid(net.up(F.relu(net.down(z.mean((2, 3), keepdim=True)))))
+    return net.head((x + net.back(z)).mean((2, 3)))
 
 
-class Dense(nn.Module):
+def dense(net: Any, x: Tensor) -> Tensor:
     """Concatenation, a grouped convolution, group norm, a flattened map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(16, 16, 3, groups=4)
-        self.norm, self.head = nn.GroupNorm(4, 16), nn.Linear(16 * 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x))
-        x = torch.cat([x, F.gelu(self.b(x))], 1)
-        return self.head(F.adaptive_avg_pool2d(self.norm(self.c(x)), 2).flatten(1))
+    x = F.relu(net.a(x))
+    x = torch.cat([x, F.gelu(net.b(x))], 1)
+    return net.head(F.adaptive_avg_pool2d(net.norm(net.c(x)), 2).flatten(1))
 
 
 class Attention(nn.Module):
@@ -149,8 +136,21 @@ class Tables(nn.Module):
 
 IMAGE, TOKENS = torch.randn(2, 3, 6, 6), torch.randn(2, 5, 3)
 MODELS = {
-    "residual": (Residual, IMAGE),
-    "dense": (Dense, IMAGE),
+    "residual": (
+        lambda: network(
+            residual, stem=conv(3, 8), wide=conv(8, 16, 1), deep=conv(16, 16, 3, groups=16),
+            down=nn.Conv2d(16, 4, 1), up=nn.Conv2d(4, 16, 1), back=conv(16, 8, 1),
+            head=nn.Linear(8, 3),
+        ),
+        IMAGE,
+    ),
+    "dense": (
+        lambda: network(
+            dense, a=conv(3, 8), b=conv(8, 8), c=conv(16, 16, 3, groups=4),
+            norm=nn.GroupNorm(4, 16), head=nn.Linear(16 * 4, 3),
+        ),
+        IMAGE,
+    ),
     "block": (lambda: Block(Attention(16, 4)), TOKENS),
     "grouped": (lambda: Block(Grouped()), TOKENS),
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
@@ -160,7 +160,7 @@ MODELS = {
         ),
         TOKENS[0],
     ),
-}
+}  # fmt: skip
 
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -258,21 +258,16 @@ def test_sizes_in_modules_follow():
     assert small.c[0].groups == 2 and small.norm.num_groups == 2 and small.b[0].in_channels == 4
 
 
-class BehindSplit(nn.Module):
+def behind_split(net: Any, x: Tensor) -> Tensor:
     """Two layers of one kind behind a split whose sizes are numbers in the code."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 9), nn.Linear(3, 4), nn.Linear(6, 4)
-        self.out = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        p, q = F.relu(self.a(x)).split([3, 6], 1)
-        return self.out(F.relu(torch.cat([self.b(p), self.c(q)], 1)))
+    p, q = F.relu(net.a(x)).split([3, 6], 1)
+    return net.out(F.relu(torch.cat([net.b(p), net.c(q)], 1)))
 
 
 def test_a_layer_is_not_refused_for_what_is_wrong_with_another():
-    model, x = BehindSplit().double().eval(), torch.randn(5, 4).double()
+    layers = {"a": nn.Linear(4, 9), "b": nn.Linear(3, 4), "c": nn.Linear(6, 4)}
+    model = network(behind_split, **layers, out=nn.Linear(8, 2)).double().eval()
+    x = torch.randn(5, 4).double()
     groups = ps.channels(model, x)
     # (the parts of a split are groups of their own)
     assert {name.split()[0] for name in groups.refused} == {"a.weight"}
@@ -323,20 +318,9 @@ def test_tables_of_heads_and_of_experts():
 
 
 def test_states_of_a_recurrent_layer_of_torch():
-    rnn, out = (
-        nn.RNN(3, 6, nonlinearity="relu", batch_first=True).double(),
-        nn.Linear(6, 2).double(),
-    )
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = rnn, out
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.rnn(x)[0])
-
-    model, x = Net(), TOKENS.double()
+    rnn = nn.RNN(3, 6, nonlinearity="relu", batch_first=True)
+    model = network(lambda net, x: net.out(net.rnn(x)[0]), rnn=rnn, out=nn.Linear(6, 2)).double()
+    x = TOKENS.double()
     small = ps.channels(model, x).remove(keep={"rnn.weight_ih_l0": [0, 2, 5]})
     assert small.rnn.hidden_size == 3
     by_hand = copy.deepcopy(model)

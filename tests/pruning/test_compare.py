@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -37,18 +38,13 @@ def reordered(model: nn.Module, rows: Sequence[str], columns: Sequence[str], ord
     return twin
 
 
-class Grouped(nn.Module):
-    def __init__(self, width: int = 12, groups: int = 3) -> None:
-        super().__init__()
-        self.a, self.o = nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1)
-        self.g = nn.Conv2d(width, width, 3, padding=1, groups=groups)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.o(F.relu(self.g(F.relu(self.a(x)))))
-
-
 def test_outputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    a = Grouped().eval()
+    a = network(
+        lambda net, x: net.o(F.relu(net.g(F.relu(net.a(x))))),
+        a=nn.Conv2d(3, 12, 1),
+        g=nn.Conv2d(12, 12, 3, padding=1, groups=3),
+        o=nn.Conv2d(12, 4, 1),
+    ).eval()
     order = torch.cat([torch.tensor([2, 0, 3, 1]) + 4 * group for group in range(3)])
     b = reordered(a, ["g.weight", "g.bias"], ["o.weight"], order)
     assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
@@ -93,20 +89,19 @@ def test_query_heads_that_share_one_key_head_may_change_places() -> None:
     assert judged(a, b, torch.randn(2, 5, 16)).same is not False
 
 
-class Experts(nn.Module):
-    def __init__(self, width: int = 8, hidden: int = 6, experts: int = 4) -> None:
-        super().__init__()
-        self.r = nn.Linear(width, experts)
-        self.u = nn.Parameter(torch.randn(experts, width, hidden))
-        self.w = nn.Parameter(torch.randn(experts, hidden, width))
+def mixed(net: Any, x: Tensor) -> Tensor:
+    h = F.silu(torch.einsum("nd,edh->neh", x, net.u))
+    return torch.einsum("ne,ehd,neh->nd", net.r(x).softmax(-1), net.w, h)
 
-    def forward(self, x: Tensor) -> Any:
-        h = F.silu(torch.einsum("nd,edh->neh", x, self.u))
-        return torch.einsum("ne,ehd,neh->nd", self.r(x).softmax(-1), self.w, h)
+
+def experts() -> Any:
+    """Four experts in tables, and their router."""
+    u, w = nn.Parameter(torch.randn(4, 8, 6)), nn.Parameter(torch.randn(4, 6, 8))
+    return network(mixed, r=nn.Linear(8, 4), u=u, w=w).eval()
 
 
 def test_experts_may_change_places() -> None:
-    a = Experts().eval()
+    a = experts()
     b = reordered(a, ["r.weight", "r.bias", "u", "w"], [], torch.tensor([2, 0, 3, 1]))
     assert judged(a, b, torch.randn(5, 8)).same is not False
 
@@ -152,7 +147,7 @@ def test_models_with_other_outputs_are_different() -> None:
 
 
 def test_orders_that_were_not_searched_are_named() -> None:
-    a = Experts().eval()
+    a = experts()
     order = torch.randperm(6)
     b = copy.deepcopy(a)
     with torch.no_grad():
