@@ -43,17 +43,6 @@ def stepwise(way: Callable[[Any, Tensor], Tensor], bias: bool = True, **parts: A
     return net_of(way, enter=enter, stay=stay, leave=leave, **parts)
 
 
-def imaged(way: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
-    """A function between two convolutions."""
-    return net_of(way, a=nn.Conv2d(2, 3, 3, 1, 1), b=nn.Conv2d(3, 2, 1), **parts)
-
-
-def pooled(*layers: nn.Module) -> nn.Module:
-    """Convolutions to four channels, their means, a layer."""
-    rectified = [part for layer in layers for part in (layer, nn.ReLU())]
-    return nn.Sequential(*rectified, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-
-
 def loop(net: Any, x: Tensor) -> Tensor:
     h: Any = None
     for t in range(x.shape[1]):
@@ -143,12 +132,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
         (2, 3, 4), [(2, 5, 4), (2, 1, 4)],
     ),
     "padding seen by a single pixel": (
-        lambda: pooled(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+        ),
         (2, 2, 1, 1), [(2, 2, 6, 5), (1, 2, 1, 4)],
     ),
     "map of positions, cropped": (
-        lambda: imaged(lambda m, x: m.b(F.relu(m.a(x) + m.p[..., : x.shape[2], : x.shape[3]])),
-                       p=rows(1, 3, 8, 8)),
+        lambda: net_of(
+            lambda m, x: m.b(F.relu(m.a(x) + m.p[..., : x.shape[2], : x.shape[3]])),
+            a=nn.Conv2d(2, 3, 3, 1, 1), b=nn.Conv2d(3, 2, 1), p=rows(1, 3, 8, 8),
+        ),
         (2, 2, 4, 4), [(2, 2, 8, 8), (1, 2, 5, 8)],
     ),
     "sums over a batch of one": (

@@ -1,4 +1,4 @@
-"""Ensembles, functional calls, sparse products, experts; what cannot be followed says so."""
+"""Sparse products and experts; what cannot be followed says so."""
 
 from __future__ import annotations
 

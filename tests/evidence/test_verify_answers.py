@@ -1,5 +1,5 @@
-"""Answers of verify and of the upper bound where a norm has a mode of its own, weights are
-complex, gradients sparse, or tensors plain attributes.
+"""Answers of verify and of the upper bound where a norm has a mode of its own, gradients are
+sparse, or tensors plain attributes.
 """
 
 from __future__ import annotations

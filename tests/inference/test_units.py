@@ -491,16 +491,11 @@ def rows(weight: Tensor) -> Tensor:
 
 REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": rows,
-    "columns": lambda w: w / w.abs().sum(0, keepdim=True),
-    "whole": lambda w: w / w.norm(),
     "channels of kernels": lambda w: w / w.abs().sum((0, 2, 3), keepdim=True),
     "turned": lambda w: rows(w.transpose(0, 1)).transpose(0, 1),
     "twice": lambda w: rows(w) + w / w.abs().sum((1, 2, 3), keepdim=True),
     "then a scalar": lambda w: rows(w) * w.abs().sum((2, 3), keepdim=True),
     "scalars first": lambda w: w.square() * rows(w),
-    "a part": lambda w: w / w[:2].norm(),
-    "halves": lambda w: rows(w.view(4, 1, *w.shape[1:]).flatten(0, 1)),
-    "in threes": lambda w: rows(w.reshape(2, -1)).view(w.shape),
 }
 
 
