@@ -27,6 +27,17 @@ def made(code: Code) -> nn.Module:
     return network(code, **layers, o=nn.Linear(4, 2), norm=norm).double()
 
 
+def dropped(net: Any, x: Tensor) -> Tensor:
+    kept, _ = torch.native_dropout(torch.ones(5, 4).to(x), 0.5, True)
+    torch.manual_seed(0)
+    return net.o(torch.where(kept > 0, F.relu(net.a(x)), F.relu(net.b(x))))
+
+
+def test_a_random_result_beside_others_is_no_constant() -> None:
+    model, x = made(dropped), torch.randn(5, 3).double()
+    assert not {"a.weight", "b.weight"} & set(ps.trace(model, x).unused)
+
+
 def steps(x: Tensor) -> Tensor:
     return torch.arange(x.shape[1])
 

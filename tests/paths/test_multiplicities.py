@@ -75,7 +75,6 @@ def test_a_matrix_used_often_in_depth_does_not_refute_a_theorem(depth: int) -> N
 
 @pytest.mark.parametrize("times", [32, 63, 64])
 def test_powers_beyond_what_whole_numbers_hold_are_fixed_and_said(times: int) -> None:
-    """Sixty-four squares were the power 0 of a scale, by overflow, and so claimed a symmetry."""
     graph = ps.trace(Squares(1, times), torch.ones(3, 2))
     assert graph.num_units == 0
     assert "2^31" in graph.pinned[-1].reason
