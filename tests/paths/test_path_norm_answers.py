@@ -187,6 +187,8 @@ UNBOUNDED: dict[str, Callable[[Tensor], Tensor]] = {
     "position": lambda x: x.flip(1).gather(1, x.argmax(1, keepdim=True)),
     "angle": lambda x: torch.atan2(x, x.flip(1)),
     "noise": lambda x: x + torch.randn_like(x),
+    "half norm": lambda x: x.norm(p=0.5, dim=1),
+    "dropout": lambda x: F.dropout(x, 0.5, training=True),
     "moving bound": lambda x: x.clamp(max=x.square()),
 }
 

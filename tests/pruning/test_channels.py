@@ -134,6 +134,13 @@ class Tables(nn.Module):
         return self.last((self.router(x).softmax(-1).transpose(1, 2)[..., None] * each).sum(1))
 
 
+def shuffled(net: Any, x: Tensor) -> Tensor:
+    """Halves that take different ways and are shuffled."""
+    left, right = net.a(x).chunk(2, 1)
+    x = torch.cat([left, torch.relu(net.b(right))], 1)
+    return net.head(torch.relu(x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)))
+
+
 IMAGE, TOKENS = torch.randn(2, 3, 6, 6), torch.randn(2, 5, 3)
 MODELS = {
     "residual": (
@@ -153,6 +160,10 @@ MODELS = {
     ),
     "block": (lambda: Block(Attention(16, 4)), TOKENS),
     "grouped": (lambda: Block(Grouped()), TOKENS),
+    "shuffled": (
+        lambda: network(shuffled, a=nn.Conv2d(3, 8, 1), b=conv(4, 4), head=nn.Conv2d(8, 2, 1)),
+        IMAGE,
+    ),
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
     "plain": (
         lambda: nn.Sequential(
