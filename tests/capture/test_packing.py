@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import (
 )
 
 import pathspace as ps
-from pathspace.capture.packed import PaddedSequences
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 LENGTHS = torch.tensor([3, 6, 2])
@@ -116,12 +115,3 @@ def test_packed_inputs_may_have_any_lengths() -> None:
     # (a packed sequence is a tuple itself)
     assert graph.num_units == 4 and change(model, graph, (packed,)) < 1e-9
     assert ps.verify(model, packed).holds
-
-
-def test_what_is_replaced_computes_what_torch_does() -> None:
-    """With equal lengths."""
-    model, x = sample(Reader("both ways", "all"))
-    lengths = torch.full((3,), 6)
-    wanted = model(x, lengths)
-    with PaddedSequences():
-        assert torch.allclose(model(x, lengths), wanted)

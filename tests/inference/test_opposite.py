@@ -1,13 +1,11 @@
-"""Units that hang on others with the opposite scale: walks, products along the trees, steps."""
+"""Units that hang on others with the opposite scale: walks and steps."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from training_pairs import problem
 
 import pathspace as ps
@@ -37,27 +35,6 @@ def test_walks_with_opposite_parents_are_invariant(rule: str) -> None:
         assert (basis[number].counting_vector == row).all()
     logs = matrix @ graph.weights().abs().log().numpy()
     np.testing.assert_allclose(basis.values().abs().log().numpy(), logs, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
-    model = copy.deepcopy(problem(NAME).model)
-    graph = ps.trace(model, *problem(NAME).args)
-    skeleton = graph.skeleton(rule, seed=3)
-    sides = (skeleton.log_prefixes, skeleton.log_suffixes)
-    before = [f()[: graph.num_units + 1] for f in sides]
-    values = [
-        f().abs().log().numpy()[: graph.num_units + 1]
-        for f in (skeleton.prefixes, skeleton.suffixes)
-    ]
-    for logs, products in zip(before, values, strict=True):
-        np.testing.assert_allclose(logs, products, atol=1e-12)
-    phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
-    ps.rescale_(model, graph, phi)
-    for log, old, sign in zip(sides, before, (1, -1), strict=True):
-        np.testing.assert_allclose(
-            log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
-        )
 
 
 MAKERS: dict[str, Any] = {

@@ -97,23 +97,6 @@ def test_norms_of_convolutional_networks_are_forward_passes() -> None:
         path_norm(ps.trace(model.train(), torch.randn(2, 3, 12, 12)))
 
 
-@pytest.mark.parametrize("p", [1, 2])
-def test_norms_of_networks_that_read_whole_numbers(p: float) -> None:
-    """The rows that are read are the first weights of paths."""
-    model = nn.Sequential(
-        nn.Embedding(5, 3), nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)
-    )
-    row, first, last = (
-        w.detach().double().abs() ** p
-        for w in (model[0].weight[0], model[1].weight, model[3].weight)
-    )
-    found = path_norm(ps.trace(model, torch.zeros(1, dtype=torch.long)), p)
-    assert found == pytest.approx(float((last @ (first @ row)).sum()) ** (1 / p), rel=1e-12)
-    softened = nn.Sequential(*model, nn.Softmax(-1))
-    with pytest.raises(ps.UnsupportedError, match="softmax"):
-        path_norm(ps.trace(softened, torch.zeros(1, dtype=torch.long)), p)
-
-
 POOLS = {
     "overhanging means": (nn.AvgPool1d(2, ceil_mode=True), 5),
     "means of unequal windows": (nn.AvgPool1d(3, 2, 1, count_include_pad=False), 6),
