@@ -564,13 +564,3 @@ case("batchnorm_residual", (3, 2, 4, 4))(lambda: BatchNormNet(residual=True))
 
 NORMALISED = ("batchnorm_conv", "batchnorm_residual")
 """Cases whose function is not a polynomial in the weights: their paths cannot be enumerated."""
-
-RELATED = (
-    *("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_names", "gated_product"),
-    "tied_autoencoders",
-)
-"""Cases in which scales are opposites, sums or multiples of each other.
-
-A matrix met twice without other input in between may be multiplied by a constant that the next layers undo; the
-scales of the factors of a product add up.
-"""  # noqa: E501

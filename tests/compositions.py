@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -255,13 +255,8 @@ def _moved(plan: Plan, model: nn.Module, graph: Any, exact: bool) -> Iterator[st
             yield f"{'exact ' if exact else ''}scales at {magnitude:g}: {found:.1e}"
 
 
-def examined(plan: Plan, alike: bool = True) -> Findings:
-    """Everything that can be wrong with the units of a plan's network.
-
-    Args:
-        plan: the plan.
-        alike: also compare with networks of the same function.
-    """
+def examined(plan: Plan) -> Findings:
+    """Everything that can be wrong with the units of a plan's network."""
     model, found = built(plan), Findings()
     # (a trace for all sizes captures a model several times, which takes ten times as long)
     sizes = "any" if plan.seed % 20 == 7 else "given"
@@ -276,7 +271,7 @@ def examined(plan: Plan, alike: bool = True) -> Findings:
     bare = without_eps(model)
     found.unsound += [*_moved(plan, bare, graph, False), *_moved(plan, model, graph, True)]
     # (it takes another trace)
-    if alike and plan.seed % 4 == 0:
+    if plan.seed % 4 == 0:
         phi = torch.randn(graph.num_units, dtype=torch.float64) * 0.7
         others: dict[str, nn.Module] = {
             "rescaled": ps.rescale_(deepcopy(model), graph, phi, exact=False)
@@ -295,32 +290,3 @@ def examined(plan: Plan, alike: bool = True) -> Findings:
         if number != found.units:
             found.unlike.append(f"{found.units} units, {number} if {name}")
     return found
-
-
-def smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans with less in them."""
-    for place, motif in enumerate(plan.motifs):
-        yield replace(plan, motifs=plan.motifs[:place] + plan.motifs[place + 1 :])
-        for steps in ((motif.steps[0] - 1, motif.steps[1]), (motif.steps[0], motif.steps[1] - 1)):
-            if min(steps) >= 0 and any(steps):
-                less = replace(motif, steps=steps)
-                yield replace(plan, motifs=(*plan.motifs[:place], less, *plan.motifs[place + 1 :]))
-        if motif.earlier:
-            less = replace(motif, earlier=0)
-            yield replace(plan, motifs=(*plan.motifs[:place], less, *plan.motifs[place + 1 :]))
-    if plan.last_norm:
-        yield replace(plan, last_norm=False)
-
-
-def shrunk(plan: Plan, fails: Callable[[Findings], Any]) -> Plan:
-    """A plan that still fails, of which nothing can be left out."""
-    while True:
-        for less in smaller(plan):
-            try:
-                if fails(examined(less)):
-                    plan = less
-                    break
-            except (ValueError, RuntimeError):
-                continue
-        else:
-            return plan

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import network
-from rescaled import traced
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 import pathspace as ps
 from pathspace.capture.capture import capture
@@ -76,36 +72,6 @@ def scaled(net: Any, x: Tensor, *, scale: Tensor) -> dict[str, tuple[Tensor, Ten
     return {"both": (net.second(hidden), net.second(2 * hidden))}
 
 
-class Holding(nn.Module):
-    """Reads a tensor of a special kind, which is neither parameter nor buffer."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.a, self.b, self.kind = nn.Linear(3, 4), nn.Linear(4, 2), kind
-        if kind == "quantised":
-            with warnings.catch_warnings():
-                # (torch will remove such tensors)
-                warnings.simplefilter("ignore")
-                self.held = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
-        elif kind == "8-bit":
-            self.held = torch.ones(4).to(torch.float8_e4m3fn)
-        else:
-            self.held = torch.eye(4).to_sparse()
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.relu(self.a(x))
-        if self.kind == "quantised":
-            return self.b(h * self.held.dequantize())
-        if self.kind == "8-bit":
-            return self.b(h * self.held.to(h.dtype))
-        if self.kind == "bias":
-            h = h[None, None]
-            mask = causal_lower_right(len(x), len(x))
-            return self.b(F.scaled_dot_product_attention(h, h, h, attn_mask=mask))
-        made = torch.eye(4).to_sparse() if self.kind == "sparse, made" else self.held
-        return self.b(torch.sparse.mm(made, h))
-
-
 def test_keyword_inputs_and_nested_outputs() -> None:
     model = network(scaled, first=nn.Linear(3, 4), second=nn.Linear(4, 2))
     graph = ps.trace(model, torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
@@ -130,13 +96,6 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         ),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "that it was made of"),
-        pytest.param(
-            Holding("quantised"),
-            (torch.randn(2, 3),),
-            "cannot be captured",
-            marks=pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
-        ),
-        (Holding("bias"), (torch.randn(2, 3),), "cannot be captured"),
     ],
 )
 def test_failures_are_one_sentence(
@@ -146,21 +105,6 @@ def test_failures_are_one_sentence(
         ps.trace(model, *inputs)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["sparse", "sparse, made", "8-bit"])
-def test_constants_of_any_storage_are_constants(kind: str) -> None:
-    model, x = Holding(kind), torch.randn(4, 3)
-    assert not traced(model, x, units=4, within=1e-5).pinned
-
-
-def test_batch_norms_that_average_all_batches_are_traced() -> None:
-    model = nn.Sequential(
-        nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2)
-    )
-    certificate = ps.verify(model, torch.randn(5, 3))
-    assert certificate.holds and certificate.units == 8
-    assert model[1].momentum is None and model[1].num_batches_tracked == 0
 
 
 def test_only_modules_are_traced() -> None:

@@ -68,13 +68,6 @@ def assigned_without_gradient(h: Tensor) -> Tensor:
     return result
 
 
-def multiplied_in_a_region(h: Tensor) -> Tensor:
-    h = h.abs()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-        h[:, :2].mul_(h[:, 2:])
-    return h
-
-
 def only_name(h: Tensor) -> Tensor:
     return F.relu(h).mul_(2.0).neg_().clamp_(max=0.0)
 
@@ -83,7 +76,7 @@ def only_name(h: Tensor) -> Tensor:
 UNITS = {
     divided_slice: 4, divided_behind_a_transpose: 4, root_of_a_slice: 4, added_into_zeros: 2,
     saturated_slice: 2,
-    multiplied_without_gradient: 4, assigned_without_gradient: 4, multiplied_in_a_region: 4,
+    multiplied_without_gradient: 4, assigned_without_gradient: 4,
     only_name: 4,
 }  # fmt: skip
 
@@ -92,19 +85,6 @@ UNITS = {
 @pytest.mark.parametrize("function", UNITS, ids=lambda function: function.__name__)
 def test_what_is_written_is_seen_under_every_name(function: Callable[[Tensor], Tensor]) -> None:
     traced(Written(function).double(), torch.randn(5, 3).double(), units=UNITS[function])
-
-
-def test_numbers_in_place_of_nan_are_constants() -> None:
-    x = torch.cat([torch.randn(4, 3), -torch.ones(2, 3)]).double()
-    # (a quotient may be infinite, in whose place the largest number would
-    # stand: a constant as well)
-    for nan, units in ((1.0, 0), (0.0, 4)):
-        model = Written(
-            lambda h, nan=nan: torch.nan_to_num(
-                h.relu() * (h.relu() / h.relu()), nan=nan, posinf=0.0, neginf=0.0
-            )
-        ).double()
-        traced(model, x, units=units)
 
 
 def test_a_mean_that_is_not_filled_yet_is_no_mask() -> None:
@@ -124,14 +104,6 @@ def test_parameters_in_the_same_memory_are_refused() -> None:
     assert ps.trace(model, torch.randn(2, 4)).num_weights == 16 + 8
 
 
-def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
-    mask = nn.Transformer.generate_square_subsequent_mask(3)
-    layers = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(4, 2, 4), 1, enable_nested_tensor=False
-    )
-    assert ps.trace(layers, torch.randn(3, 2, 4), kwargs={"mask": mask}).num_units == 13
-
-
 @pytest.mark.parametrize("factor", [1, 0.5])
 def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -> None:
     """As language models do before they compute in half precision."""
@@ -146,23 +118,6 @@ def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -
     certificate = ps.verify(copy.deepcopy(model), x, upper_bound=True)
     assert certificate.holds and certificate.units == certificate.units_at_most == 4
     assert change(model, ps.trace(model, x), x, x) < 1e-12
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_kernel_along_one_axis_leaves_scales_along_the_other(groups: int) -> None:
-    """A kernel over time for each head, the same for all of the head's features."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        heads = net.a(x).unflatten(-1, (2, 3)).transpose(1, 2)
-        return net.b((heads + net.along(heads)).relu().transpose(1, 2).flatten(2))
-
-    along = nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=groups, bias=False)
-    model = cases.network(forward, a=nn.Linear(3, 6), b=nn.Linear(6, 2), along=along).double()
-    x = torch.randn(4, 5, 3).double()
-    # heads that are mixed share the scale of each feature, up to one factor for each head
-    traced(model, x, units=6 if groups == 2 else 4)
-    certificate = ps.verify(model, x, upper_bound=True)
-    assert certificate.holds and certificate.units == certificate.units_at_most
 
 
 # --- numbers of parameters and statistics that code also reads in another way
@@ -198,11 +153,6 @@ def beside(model: Any, y: Tensor) -> Tensor:
     return y + model.beside.sum()
 
 
-def beside_in_an_export(model: Any, y: Tensor) -> Tensor:
-    with torch.autocast("cpu", enabled=False):
-        return y + model.beside.sum()
-
-
 def number_beside(model: Any, y: Tensor) -> Tensor:
     return y * model.beside[0, 0].item()
 
@@ -212,12 +162,9 @@ CASES = {
     "branch": (branch, ""),
     "statistic": (beside, "statistic"),
     "statistic, number": (number_beside, "statistic"),
-    "statistic, exported": (beside_in_an_export, "statistic"),
     "weight": (beside, "weight"),
     "weight, number": (number_beside, "weight"),
-    "weight, exported": (beside_in_an_export, "weight"),
     "weight as a buffer": (beside, "weight as a buffer"),
-    "weight as a buffer, exported": (beside_in_an_export, "weight as a buffer"),
 }
 
 

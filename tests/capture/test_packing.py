@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 import torch
 from cases import network
-from rescaled import change, traced
+from rescaled import change
 from slow_names import slow_names
 from torch import Tensor, nn
 from torch.nn.utils.rnn import (
     pack_padded_sequence,
     pack_sequence,
     pad_packed_sequence,
-    pad_sequence,
 )
 
 import pathspace as ps
-from pathspace.capture.packed import PaddedSequences, of_equal_lengths
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 LENGTHS = torch.tensor([3, 6, 2])
@@ -103,36 +101,6 @@ def test_what_fills_shorter_sequences_shares_their_scale(padding: float, free: i
     assert graph.num_units == free and stays(model, graph, x, LENGTHS)
 
 
-def positioned(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
-    """Every step of a padded batch has a factor of its own before it is packed."""
-    x = torch.relu(net.enter(x)) * net.factors
-    packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-    return net.leave(net.layer(packed)[1][-1])
-
-
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
-@pytest.mark.parametrize("steps", [3, 10])
-def test_scales_of_steps_hold_for_the_last_states_of_all_lengths(
-    steps: int, options: dict[str, Any]
-) -> None:
-    """A shorter sequence ends in the state of an earlier step, so that no step has its own."""
-    layer = nn.RNN(4, 4, nonlinearity="relu", bias=False, batch_first=True, **options)
-    factors = nn.Parameter(torch.rand(steps, 1) + 0.5)
-    leave = nn.Linear(4, 2, bias=False)
-    model = network(positioned, enter=nn.Linear(3, 4), factors=factors, layer=layer, leave=leave)
-    model = model.double()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.abs_()
-    x = torch.rand(3, steps, 3, dtype=torch.float64)
-    for given in (torch.tensor([steps, 2, 1]), torch.tensor([steps] * 3)):
-        graph = ps.trace(model, x, given)
-        assert stays(model, graph, x, torch.tensor([1, steps, 3]))
-        # (features of both layers, and of the factors; states of every layer and direction)
-        states = 8 if "num_layers" in options else 4
-        assert graph.num_units == 1 + 4 + states
-
-
 def reader(forward: Callable[..., Tensor]) -> nn.Module:
     layer = nn.RNN(3, 4, nonlinearity="relu")
     return network(forward, layer=layer, leave=nn.Linear(4, 2)).double()
@@ -147,26 +115,3 @@ def test_packed_inputs_may_have_any_lengths() -> None:
     # (a packed sequence is a tuple itself)
     assert graph.num_units == 4 and change(model, graph, (packed,)) < 1e-9
     assert ps.verify(model, packed).holds
-
-
-def test_lists_of_sequences_are_packed_in_forward() -> None:
-    model = reader(lambda net, *rows: net.leave(net.layer(pack_sequence(rows))[1][0]))
-    traced(model, *(torch.randn(n, 3, dtype=torch.float64) for n in (5, 3)), units=4)
-
-
-def test_of_equal_lengths_every_sequence_keeps_its_steps() -> None:
-    rows = [torch.randn(n, 3) for n in (2, 5, 3)]
-    packed = pack_sequence(rows, enforce_sorted=False)
-    (found,), rest = of_equal_lengths(([packed], {"x": rows[0]}))
-    padded, lengths = pad_packed_sequence(found)
-    assert torch.equal(padded, pad_sequence(rows)) and lengths.tolist() == [5, 5, 5]
-    assert rest["x"] is rows[0]
-
-
-def test_what_is_replaced_computes_what_torch_does() -> None:
-    """With equal lengths."""
-    model, x = sample(Reader("both ways", "all"))
-    lengths = torch.full((3,), 6)
-    wanted = model(x, lengths)
-    with PaddedSequences():
-        assert torch.allclose(model(x, lengths), wanted)

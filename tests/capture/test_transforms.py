@@ -1,4 +1,4 @@
-"""Ensembles, functional calls, sparse products, experts; what cannot be followed says so."""
+"""Sparse products and experts; what cannot be followed says so."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from cases import mlp, network
+from cases import network
 from oracles.scales import at_most
 from rescaled import change, traced
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.func import functional_call, grad, jacfwd, stack_module_state, vmap
+from torch.func import grad, jacfwd, vmap
 
 import pathspace as ps
 from pathspace.errors import CaptureError, InputError
@@ -28,19 +27,6 @@ def vectors(rows: int = 8) -> Tensor:
 
 def two(forward: Callable[..., Tensor]) -> nn.Module:
     return network(forward, a=nn.Linear(WIDTH, HIDDEN), b=nn.Linear(HIDDEN, OUT))
-
-
-def ensemble() -> nn.Module:
-    """Two networks in one, by stacked states."""
-    members = [mlp(WIDTH, HIDDEN, OUT) for _ in range(2)]
-    stacked, _ = stack_module_state(members)
-    member = copy.deepcopy(members[0]).to("meta")
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        states = dict(zip(stacked, net.states, strict=True))
-        return vmap(lambda state, y: functional_call(member, state, (y,)), (0, None))(states, x)
-
-    return network(forward, states=nn.ParameterList([v.detach() for v in stacked.values()]))
 
 
 def mapped(net: Any, x: Tensor) -> Tensor:
@@ -85,34 +71,14 @@ def force(net: Any, x: Tensor) -> Tensor:
         return torch.autograd.grad(energy(net, x), x, create_graph=True)[0]
 
 
-def step(net: Any, x: Tensor) -> Tensor:
-    """One step of gradient descent on the weights."""
-    slopes = grad(lambda w: functional_call(net.a, w, x).square().sum())({"weight": net.a.weight})
-    return functional_call(net.a, {"weight": net.a.weight - 0.1 * slopes["weight"]}, x)
-
-
-def dual(net: Any, x: Tensor) -> Tensor:
-    """A derivative in one direction (its sum over the features ties their scales)."""
-    with forward_ad.dual_level():
-        hidden = net.a(forward_ad.make_dual(x, torch.ones_like(x))).relu()
-        primal, tangent = forward_ad.unpack_dual(hidden)
-        return net.b(primal) + tangent.sum(-1, keepdim=True)
-
-
 X = torch.randn(4, WIDTH)
 CAPTURED, INSIDE = "cannot be captured", "gradients inside forward"
 DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "grad": lambda net, x: vmap(grad(lambda y: energy(net, y)))(x),
     "autograd": force,
-    "step": step,
-    "weight": lambda net, x: torch.autograd.grad(energy(net, x), net.a.weight, create_graph=True)[
-        0
-    ],
     "forward": lambda net, x: jacfwd(lambda v: energy(net, v))(x),
-    "dual": dual,
 }
 REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], str]] = {
-    "ensemble": (ensemble(), (X,), CAPTURED),
     "mapped": (two(mapped), (X,), CAPTURED),
     "packed": (
         network(packed, rnn=nn.RNN(WIDTH, HIDDEN, nonlinearity="relu", batch_first=True)),

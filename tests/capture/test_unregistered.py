@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.models.running import evaluate
-from pathspace.models.walk import module_at, unregistered_modules
 
 
 def listed(blocks: Any, own: Callable[[Any], Any]) -> Any:
@@ -116,21 +115,3 @@ def test_nothing_is_said_of_modules_that_are_registered_or_not_run() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ps.trace(model, x)
-
-
-def test_unregistered_modules_are_found_by_their_places() -> None:
-    model, _ = example(blocks_in_a_dictionary)
-    assert list(unregistered_modules(model)) == [
-        "blocks['first'][0]",
-        "blocks['first'][0].0",
-        "blocks['first'][1]",
-    ]
-    assert not unregistered_modules(nn.Sequential(nn.Linear(1, 1)))
-
-
-def test_a_module_is_found_under_the_name_of_a_method() -> None:
-    model, _ = example(names_of_methods)
-    assert isinstance(module_at(model, "modules.1"), nn.BatchNorm1d)
-    assert module_at(model, "") is model
-    with pytest.raises(AttributeError, match=r"no module 'modules\.7'"):
-        module_at(model, "modules.7")

@@ -148,17 +148,6 @@ def test_two_trees_are_accepted_where_their_rows_are_triangular(products: int) -
     assert 0.1 < share < 0.9
 
 
-def test_an_edge_to_a_unit_that_comes_later_is_rejected_by_its_name() -> None:
-    generator, said = random.Random(5), set()
-    for _ in range(300):
-        document = random_document(generator, 0)
-        try:
-            count(document, list(read_tensors(document)), document["weights"], document["units"])
-        except Rejected as rejection:
-            said.add(str(rejection).rsplit(" unit ", 1)[0])
-    assert any(text.startswith("an edge of tree in joins") for text in said)
-
-
 @given(
     st.integers(0, 1000),
     st.sampled_from(["near", "new", "signs"]),
@@ -181,15 +170,6 @@ def test_numbers_drawn_again_are_other_numbers_of_the_same_size(
     assert torch.equal(drawn, redrawn_values(name, value, seed + 1, manner))
 
 
-def test_means_move_by_their_own_amount() -> None:
-    value = torch.full((500,), 100.0, dtype=torch.float64)
-    moved = (
-        (redrawn_values("running_mean", value, 1, "near") - value).std(),
-        (redrawn_values("weight", value, 1, "near") - value).std(),
-    )
-    assert 0.2 < float(moved[0]) < 0.4 and 40 < float(moved[1]) < 60
-
-
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 40))
 def test_scales_are_powers_of_two_that_no_product_overflows(
     seed: int, largest: int, times: int
@@ -206,17 +186,6 @@ def test_scales_are_powers_of_two_that_no_product_overflows(
         assert np.abs(phi[1:3]).max() <= room + 1e-9
     if room >= 1:
         assert np.array_equal(phi[1:3], np.round(phi[1:3]))
-
-
-def test_scales_differ_between_units_and_reach_their_limits() -> None:
-    phi = scale_exponents([], 2000, np.random.default_rng(0), 8)
-    assert set(phi[1:].astype(int)) == set(range(-8, 9)) and not (phi % 1).any()
-    tight = scale_exponents([dict.fromkeys(range(1, 3), 32)], 2, np.random.default_rng(1), 8)
-    assert np.abs(tight[1:3]).max() <= 1
-    several = np.array(
-        [scale_exponents([{1: 100}], 1, np.random.default_rng(seed), 8)[1] for seed in range(200)]
-    )
-    assert 0.5 < np.abs(several).max() <= 0.64 and len(set(several)) > 150
 
 
 def wary(net: Any, x: Tensor) -> Tensor:

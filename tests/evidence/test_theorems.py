@@ -29,18 +29,6 @@ def test_ranks_of_every_type_of_integer(dtype: type) -> None:
     assert modular_rank(np.zeros((0, 3), dtype)) == 0
 
 
-@pytest.mark.slow
-def test_ranks_of_large_path_matrices() -> None:
-    """2,000 x 2,500, sparse as counting vectors are; how long it takes is
-    on the page of benchmarks.
-    """
-    generator = np.random.default_rng(0)
-    matrix = (generator.random((2000, 2500)) < 0.005).astype(np.int8)
-    matrix[:, :2000] += np.eye(2000, dtype=np.int8)
-    matrix[1] = matrix[0]
-    assert modular_rank(matrix) == 1999
-
-
 def test_theorem_1_shows_a_relation_between_values() -> None:
     certificate = ps.verify(*_case("mlp_2x1x2x1_nobias"))
     left, right = certificate.theorem1["example"].split(" = ")

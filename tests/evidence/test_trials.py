@@ -53,13 +53,8 @@ def test_a_rule_that_calls_what_is_used_unused_is_refuted(
         ("aten.tanh", torch.tanh),
         ("aten.sigmoid", torch.sigmoid),
         ("aten.softmax", lambda x: x.softmax(-1)),
-        ("aten.silu", nn.functional.silu),
-        ("aten.softplus", nn.functional.softplus),
-        ("aten.elu", nn.functional.elu),
         ("aten.hardtanh", lambda x: nn.functional.hardtanh(x, -40.0, 40.0)),
         ("aten.threshold", lambda x: nn.functional.threshold(x, 0.0, 1e-3)),
-        ("aten.exp", lambda x: x.exp()),
-        ("aten.cos", lambda x: x.cos()),
     ],
 )
 def test_operations_taken_for_the_identity_are_refuted(
@@ -95,19 +90,3 @@ def test_models_without_tensor_outputs_are_not_applicable() -> None:
     assert certificate.invariance["holds"] is None
     assert "no tensor in floating point" in certificate.invariance["evidence"]
     assert certificate.holds
-
-
-def test_weights_under_a_logarithm_are_drawn_gently() -> None:
-    logarithm = cases.network(
-        lambda net, x: net.b(torch.relu(net.a(x)) * (1 + net.p).log()),
-        a=nn.Linear(3, 4), b=nn.Linear(4, 2), p=nn.Parameter(torch.full((4,), 0.3)),
-    )  # fmt: skip
-    certificate = ps.verify(logarithm, torch.randn(5, 3))
-    assert certificate.holds and certificate.invariance["trials"]["tried"] == 3
-
-
-def test_random_operations_draw_the_same_numbers_in_every_trial() -> None:
-    certificate = ps.verify(
-        Between(lambda x: nn.functional.dropout(torch.relu(x), 0.5, True)), torch.randn(9, 3)
-    )
-    assert certificate.holds and certificate.invariance["trials"]["rescaling"] < 1e-12

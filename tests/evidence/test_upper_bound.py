@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.evidence import upper_bound
-from pathspace.evidence.bench import Workbench
-from pathspace.evidence.samples import family
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
 
@@ -73,19 +71,6 @@ def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
     assert all(name in certificate.upper_bound["evidence"] for name in tensors)
 
 
-def test_rows_with_a_scale_left_over_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(net: Any, x: Tensor) -> Tensor:
-        h = net.stem(x)
-        return net.head(torch.cat([h[:, :3].relu(), nn.functional.leaky_relu(h[:, 3:])], 1))
-
-    model = network(half, stem=nn.Linear(3, 5), head=nn.Linear(5, 2))
-    monkeypatch.setitem(RULES, "aten.leaky_relu", pinned)
-    certificate = bracket(model, torch.randn(6, 3))
-    assert (certificate.units, certificate.units_at_most) == (3, 5)
-    left = {entry["tensor"]: entry["rows"] for entry in certificate.upper_bound["left_over"]}
-    assert left["stem.weight"] == left["stem.bias"] == [3, 4]
-
-
 def test_what_has_no_effect_is_taken_out_and_said() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
@@ -117,30 +102,6 @@ def test_the_bound_does_not_depend_on_the_gauge() -> None:
     assert bracket(model, *args).units_at_most == graph.num_units
 
 
-def words(net: Any, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-    h = net.table(tokens)
-    h = h if mask is None else h * mask[..., None]
-    return net.head(h + net.drop(net.down(torch.relu(net.up(net.norm(h))))))
-
-
-def test_tokens_keywords_and_dropout() -> None:
-    tokens = torch.randint(0, 7, (3, 5))
-    model = network(
-        words, table=nn.Embedding(7, 4), norm=nn.LayerNorm(4), up=nn.Linear(4, 6),
-        down=nn.Linear(6, 4), head=nn.Linear(4, 5), drop=nn.Dropout(0.2),
-    )  # fmt: skip
-    certificate = bracket(model, kwargs={"tokens": tokens, "mask": torch.ones(3, 5)})
-    assert certificate.units_at_most == certificate.units
-
-
-def lower(net: Any, x: Tensor) -> Tensor:
-    """Norms and softmaxes that name a lower precision, as those of language models do."""
-    h = torch.relu(net.first(x)).float()
-    h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + net.weight.float())
-    h = h.type_as(x)
-    return torch.softmax(net.scores(h), -1, dtype=torch.float32).to(h.dtype) * net.last(h)
-
-
 def echo(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Most of its outputs depend on one scalar alone."""
     return net.body(x), (net.gain * x).repeat(1, 40)
@@ -158,13 +119,6 @@ def detached(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 # what might open a bracket: a network, the shapes of its inputs, and its units
 CLOSED: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
-    "a lower precision in the code": (
-        lambda: network(
-            lower, first=nn.Linear(4, 6), scores=nn.Linear(6, 3), last=nn.Linear(6, 3),
-            weight=nn.Parameter(0.1 * torch.randn(6)),
-        ),
-        ((8, 4),), 7,
-    ),
     "samples that tell next to nothing": (
         lambda: network(echo, body=mlp(3, 12, 12, 2), gain=nn.Parameter(torch.tensor(0.7))),
         ((8, 3),), 24,
@@ -185,13 +139,6 @@ CLOSED: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], in
             left=mlp(3, 8, 6), right=mlp(3, 7, 6),
         ),
         ((4, 3), (3, 3)), 15,
-    ),
-    "norms by running statistics": (
-        lambda: nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-            nn.ReLU(), nn.Conv2d(4, 2, 1),
-        ).eval(),
-        ((2, 3, 6, 6),), 8,
     ),
 }  # fmt: skip
 
@@ -268,19 +215,3 @@ def test_units_that_are_exact_as_the_model_stands_are_bounded_too() -> None:
     assert (
         f"{certificate.units_exact} found, at most {certificate.units_exact}" in bound["evidence"]
     )
-
-
-def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
-    """Seen at one pixel, a depthwise kernel has a used tap and others: a third kind of
-    log-scales.
-    """
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 5, padding=2, groups=8), nn.ReLU()
-    )
-    graph = ps.trace(model, torch.randn(2, 3, 1, 1), sizes="given")
-    scales = family(graph)
-    kernel = next(tensor for tensor in scales.tensors if tensor.name == "2.weight")
-    assert scales.matrix[kernel.scalars][:, kernel.columns].shape[1] > 8
-    x = torch.randn(2, 3, 1, 1).double()
-    bound = upper_bound.upper_bound(Workbench(graph, model.double(), ((x,), {})))
-    assert bound.closed and bound.at_most == graph.num_units

@@ -93,15 +93,6 @@ def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.M
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> None:
-    gated = network(
-        lambda net, x: net.out(net.a(x).relu() * net.b(x).relu()),
-        a=nn.Linear(60, 30), b=nn.Linear(60, 30), out=nn.Linear(30, 2),
-    )  # fmt: skip
-    certificate = ps.verify(gated, torch.randn(4, 60))
-    assert certificate.method == "certificate" and certificate.units == 60 and certificate.holds
-
-
 def test_a_head_of_zeros_is_no_excuse() -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     nn.init.zeros_(model[2].weight)
@@ -162,20 +153,6 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
     assert len(document["statistics"]) == 1 and ps.check(document, model=model, args=(x,)).accepted
 
 
-def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
-    # a layer in float32, whatever the type of its weights
-    model = network(
-        lambda net, x: net.out((x.float() @ net.first.weight.float().T).relu().to(x.dtype)),
-        first=nn.Linear(3, 4, bias=False), out=nn.Linear(4, 2),
-    )  # fmt: skip
-    x = torch.randn(400, 3)
-    weight = model.first.weight[0].detach()
-    # half of the samples are orthogonal to the weights of a unit, up to rounding
-    x[:200] -= (x[:200] @ weight)[:, None] * weight / weight.square().sum()
-    found = ps.verify(model, x).theorem2
-    assert found["holds"] and found["rectifiers"] == 4 * 400 and not found["switched"]
-
-
 @pytest.mark.parametrize("behind", [nn.Identity(), nn.LayerNorm(3), nn.ReLU()])
 @pytest.mark.parametrize("seed", range(3))
 def test_outputs_that_are_rounding_alone_refute_nothing(behind: nn.Module, seed: int) -> None:
@@ -190,18 +167,6 @@ def test_outputs_that_are_rounding_alone_refute_nothing(behind: nn.Module, seed:
     assert "rounding decides, and nothing can be said" in certificate.theorem2["evidence"]
 
 
-def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
-    """As experts in float64, for which torch has no kernel."""
-
-    def no_kernel(net: Any, x: Tensor) -> Tensor:
-        if not torch.compiler.is_exporting():
-            raise RuntimeError("no kernel for this type")
-        return net.a(x).relu()
-
-    with pytest.raises(ps.CaptureError, match="no kernel for this type"):
-        ps.verify(two(no_kernel), torch.randn(3, 3))
-
-
 def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
     graph = ps.trace(model, x, sizes="given")
@@ -211,46 +176,3 @@ def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
         ps.verify(copy.deepcopy(model), x, graph=graph)
     with pytest.raises(ps.InputTypeError, match="as its graph"):
         ps.verify(model, x, graph=model)  # type: ignore[arg-type]
-
-
-def test_weights_of_dropped_values_are_named() -> None:
-    """A vector is added to each of five tokens, each token is sorted, and the first one is read."""
-    model = network(
-        # (a sort has no case of its own in the search for what the outputs read)
-        lambda net, x: net.leave(torch.relu(net.enter(x) + net.places).sort(-1)[0][:, 0]),
-        enter=nn.Linear(3, 4), leave=nn.Linear(4, 2), places=nn.Parameter(torch.randn(5, 4)),
-    )  # fmt: skip
-    third = ps.verify(model, torch.randn(2, 5, 3)).theorem3
-    assert not third["holds"] and "16 of the 46 weights are on none of them" in third["evidence"]
-
-
-def test_sizes_that_the_graph_does_not_know_are_no_obstacle() -> None:
-    """Rows are repeated by a constant tensor, so that the graph does not know their number."""
-    repeats = torch.tensor([1, 0, 2])
-    certificate = ps.verify(
-        two(lambda net, x: net.a(x).relu().repeat_interleave(repeats, 0)), torch.randn(3, 3)
-    )
-    assert certificate.holds and certificate.units == 4
-
-
-class Factors(nn.Module):
-    """A product of rows of two tables, or of three."""
-
-    def __init__(self, users: int, items: int, kinds: int = 0) -> None:
-        super().__init__()
-        self.user, self.item = nn.Embedding(users, 2), nn.Embedding(items, 2)
-        self.kind = nn.Embedding(kinds, 2) if kinds else None
-
-    def forward(self, at: torch.Tensor) -> torch.Tensor:
-        product = self.user(at[:, 0]) * self.item(at[:, 1])
-        return (product if self.kind is None else product * self.kind(at[:, 2])).sum(-1)
-
-
-@pytest.mark.parametrize("rows", [(4, 5), (6, 2), (2, 6), (5, 5), (6, 2, 6), (3, 3, 3)])
-def test_rows_of_several_tables_meet(rows: tuple[int, ...]) -> None:
-    every = torch.cartesian_prod(*(torch.arange(n) for n in rows))
-    model = Factors(*rows)
-    # units: by feature, one scale for each table but one
-    for at in (every, every[: max(rows)], every[:2]):
-        found = ps.verify(model, at)
-        assert found.holds and found.units == 2 * (len(rows) - 1)

@@ -1,11 +1,10 @@
-"""Answers of verify and of the upper bound where a norm has a mode of its own, weights are
-complex, gradients sparse, or tensors plain attributes.
+"""Answers of verify and of the upper bound where a norm has a mode of its own, gradients are
+sparse, or tensors plain attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -29,12 +28,6 @@ def frozen_instance_norm() -> nn.Sequential:
     return model
 
 
-def spectral(net: Any, x: Tensor) -> Tensor:
-    """Complex weights between a Fourier transform and its inverse."""
-    y = torch.einsum("bik,iok->bok", torch.fft.rfft(x)[..., :3], net.w)
-    return net.head(torch.fft.irfft(y, n=x.shape[-1]).relu())
-
-
 # name -> a model, its inputs, and its units, if all of them are known
 ANSWERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int | None]] = {
     "a frozen norm in a training model": (
@@ -44,13 +37,6 @@ ANSWERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int | No
         lambda: own_mode(False, nn.BatchNorm1d(4)), lambda: torch.randn(6, 3), 8,
     ),
     "a frozen instance norm": (frozen_instance_norm, lambda: torch.randn(6, 3, 5), 8),
-    "complex weights": (
-        lambda: network(
-            spectral, w=nn.Parameter(torch.randn(2, 4, 3, dtype=torch.cfloat)),
-            head=nn.Conv1d(4, 3, 1),
-        ),
-        lambda: torch.randn(2, 2, 8), None,
-    ),
     "sparse gradients": (
         lambda: nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.ReLU(), nn.Linear(4, 2)),
         lambda: torch.tensor([[0, 1, 2], [3, 4, 0]]), 4,

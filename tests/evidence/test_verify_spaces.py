@@ -8,10 +8,8 @@ from importlib import resources
 from pathlib import Path
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
-from rotations.test_rotate import Tied
 from rotations.test_spaces import Llama, two
 from torch import nn
 from typer.testing import CliRunner
@@ -97,18 +95,6 @@ def test_spaces_of_another_model_are_refused() -> None:
         ps.proof(skeleton, "net", found)
     with pytest.raises(TypeError, match=r"as ps\.spaces finds them"):
         ps.proof(skeleton, "net", found.free)
-
-
-@pytest.mark.parametrize("model", [Llama(), Tied(True)])
-def test_powers_of_gains_are_what_factors_evaluates(model: nn.Module) -> None:
-    found = ps.spaces(model, WORDS % 7)
-    solution, generator = found.solution, np.random.default_rng(0)
-    gains = generator.normal(size=len(solution.gains))
-    everywhere = np.arange(len(solution.classes))
-    powers = solution.powers_of_gains(everywhere).toarray()
-    assert abs(powers).sum() > 0
-    expected = solution.factors(gains)
-    np.testing.assert_allclose(np.prod(gains**powers, 1), expected, rtol=1e-9)
 
 
 def test_the_command_writes_what_the_checker_judges(tmp_path: Path) -> None:

@@ -61,28 +61,19 @@ USES: dict[str, tuple[Use, int, float | None]] = {
     "one less weight": (by(lambda w: 1.0 - w), 12, -1.0),
     "with a multiple": (by(lambda w: torch.add(w, 1.0, alpha=3)), 12, 3.0),
     "a multiple of the sum": (by(lambda w: 3 * (1 + w)), 12, 1.0),
-    "views before and after": (by(lambda w: (w.reshape(1, 2, 3) + 1).flatten()), 12, 1.0),
     "part of the sum": (by(lambda w: torch.cat([(1 + w)[:3], (1 + w)[3:]])), 12, 1.0),
-    "another type": (by(lambda w: (1 + w.to(torch.float64)).type_as(w)), 12, 1.0),
     "twice alike": (lambda net, x: F.relu(x * (1 + net.gain)) * (1.0 + net.gain), 12, 1.0),
     "as a bias": (lambda net, x: x + (1 + net.gain), 6, 1.0),
     "masked": (by(lambda w: (1 + w) * torch.tensor([1.0, 0, 1, 1, 0, 1])), 8, 1.0),
     "different constants": (lambda net, x: F.relu(x * (1 + net.gain)) * (2 + net.gain), 6, None),
-    "a constant here and none there": (
-        lambda net, x: F.relu(x * net.gain) * (1 + net.gain),
-        6,
-        None,
-    ),
     "a multiple of the weight": (by(lambda w: 2 * w + 1), 6, None),
-    "a constant to the sum": (by(lambda w: (w + 1) + 1), 6, 1.0),
     "a constant to a part": (by(lambda w: torch.cat([w[:3] + 1, w[3:]])), 9, None),
     "a sum of a sum": (by(lambda w: 1 + w.sum()), 6, None),
-    "repeated": (by(lambda w: 1 + w[:3].repeat(2)), 6, None),
     "in a region": (region, 6, None),
 }
 
 # scalars that the model does not use, or that have a scale no rule sees
-BEYOND = {"masked", "a constant to the sum"}
+BEYOND = {"masked"}
 
 
 def made(name: str) -> tuple[Any, Tensor, ps.ReductionGraph]:
@@ -157,19 +148,6 @@ def test_all_that_reads_weights_reads_the_sum(name: str, rule: str) -> None:
         torch.testing.assert_close(mine(x), net(x), rtol=1e-6, atol=1e-9)
 
 
-def test_the_second_name_of_a_parameter_moves_along() -> None:
-    net, x, _ = made("one plus weight")
-    net.other = net.gain
-    graph = ps.trace(net, x)
-    block = graph.blocks[graph.index["other"]]
-    assert (
-        block.shift == 1.0
-        and set(graph.shifts) == {"gain"}
-        and "other" in (block.name, *block.aliases)
-    )
-    assert change(net, graph, x) < 1e-10
-
-
 def test_the_proof_names_the_constant_and_the_checker_adds_it() -> None:
     net, x, graph = made("one plus weight")
     document = ps.proof(graph.skeleton())
@@ -206,14 +184,3 @@ def test_skeleton_weights_of_size_one_are_sums() -> None:
     chosen = skeleton.masks["gain"]
     assert bool(chosen.any())
     torch.testing.assert_close((net.gain[chosen] + 1).abs(), torch.ones(int(chosen.sum())).double())
-
-
-def test_moments_of_an_optimizer_follow() -> None:
-    net, x, graph = made("one plus weight")
-    other = ps.rescale_(copy.deepcopy(net), graph, normal(graph))
-    gradients = []
-    for model in (net, other):
-        gradients.append(torch.autograd.grad(model(x).square().sum(), list(model.parameters())))
-    factors: dict[str, Any] = graph.gauge(normal(graph))
-    for (name, _), one, two in zip(net.named_parameters(), *gradients, strict=True):
-        torch.testing.assert_close(two * factors[name], one, rtol=1e-9, atol=1e-9)

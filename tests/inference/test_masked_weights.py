@@ -42,13 +42,7 @@ USES: dict[str, tuple[Use, int, int]] = {
     ),
     "a row of a triangle": (lambda m, x: m.out(relu(x * lower(m)[0])), 1 + 2 + 2, 1),
     "a triangle": (lambda m, x: m.out(relu(x @ lower(m))), 10 + 8 + 2, 4),
-    "used whole behind the mask": (lambda m, x: relu(x * some(m)) * m.w, 3, 0),
     "a matrix behind the mask": (lambda m, x: relu(x * some(m)) @ m.matrix, 3 + 12, 3),
-    "a matrix twice behind the mask": (
-        lambda m, x: relu(relu(x * some(m)) @ m.matrix) @ m.matrix,
-        3 + 16,
-        1,
-    ),
     "features times complex numbers": (
         lambda m, x: m.out((relu(x @ m.matrix) * torch.tensor([1j, 0j, 1j, 1j])).imag),
         12 + 6 + 2,
@@ -63,18 +57,12 @@ USES: dict[str, tuple[Use, int, int]] = {
     ),
     # masks of conditions
     "a diagonal of conditions": (lambda m, x: m.out(x * (THREE * m.w)), 3 + 6 + 2, 3),
-    "a triangle of conditions": (
-        lambda m, x: m.out(relu(x @ (m.matrix * TRIANGLE))),
-        10 + 8 + 2,
-        4,
-    ),
     "a triangle that is chosen": (
         lambda m, x: m.out(relu(x @ torch.where(TRIANGLE, m.matrix, 0.0))),
         10 + 8 + 2,
         4,
     ),
     "features under a condition": (lambda m, x: m.out(relu(x @ m.matrix) * THREE), 12 + 6 + 2, 3),
-    "features beside a condition": (lambda m, x: m.out(relu(x @ m.matrix) + ~THREE), 16 + 8 + 2, 3),
 }
 
 
@@ -86,11 +74,3 @@ def test_units_behind_masked_scalars_are_not_counted(name: str) -> None:
     assert (certificate.weights, certificate.units) == (weights, units)
     assert certificate.method == "exact"
     assert certificate.theorem1["exhaustive"]
-
-
-def test_channels_under_a_condition_are_those_under_a_mask_of_numbers() -> None:
-    def groups(mask: Tensor) -> str:
-        model = masked(lambda m, x: m.out(relu(x @ m.matrix) * mask))
-        return repr(ps.channels(model, torch.randn(5, 4)).groups)
-
-    assert groups(THREE) == groups(THREE.float())

@@ -1,14 +1,11 @@
-"""Units that hang on others with the opposite scale: walks, products along the trees, steps."""
+"""Units that hang on others with the opposite scale: walks and steps."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from slow_names import slow_names
 from training_pairs import problem
 
 import pathspace as ps
@@ -38,61 +35,6 @@ def test_walks_with_opposite_parents_are_invariant(rule: str) -> None:
         assert (basis[number].counting_vector == row).all()
     logs = matrix @ graph.weights().abs().log().numpy()
     np.testing.assert_allclose(basis.values().abs().log().numpy(), logs, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_products_along_the_trees_move_with_their_units(rule: str) -> None:
-    model = copy.deepcopy(problem(NAME).model)
-    graph = ps.trace(model, *problem(NAME).args)
-    skeleton = graph.skeleton(rule, seed=3)
-    sides = (skeleton.log_prefixes, skeleton.log_suffixes)
-    before = [f()[: graph.num_units + 1] for f in sides]
-    values = [
-        f().abs().log().numpy()[: graph.num_units + 1]
-        for f in (skeleton.prefixes, skeleton.suffixes)
-    ]
-    for logs, products in zip(before, values, strict=True):
-        np.testing.assert_allclose(logs, products, atol=1e-12)
-    phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double()
-    ps.rescale_(model, graph, phi)
-    for log, old, sign in zip(sides, before, (1, -1), strict=True):
-        np.testing.assert_allclose(
-            log()[1 : graph.num_units + 1] - old[1:], sign * phi.numpy(), atol=1e-12
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cap", [None, 0.3, 30.0])
-@pytest.mark.parametrize(
-    "name",
-    slow_names(
-        [NAME, "rnn_op_2_layers", "residual_cnn", "tied_depth", "transformer_block"],
-        ["transformer_block"],
-    ),
-)
-def test_the_norm_that_is_clipped_is_that_of_the_step(name: str, cap: float | None) -> None:
-    """A step of length ``lr`` lowers the loss by ``lr`` times the square of the norm."""
-    case, norms = problem(name), []
-    for model in case.twins(2, spread=0.5):
-        start = {key: p.detach().clone() for key, p in model.named_parameters()}
-        optimizer = GSGD(
-            model.named_parameters(),
-            lr=1e-9,
-            skeleton=ps.trace(model, *case.args).skeleton("modulo"),
-            max_multiplier=cap,
-        )
-        case.loss(model).backward()
-        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
-        norms.append(float(optimizer.clip_path_grad_norm_(float("inf"))))
-        lr = 1e-6 / max(norms[-1], 1.0) ** 2
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-        lowered = sum(
-            float(((start[key] - model.get_parameter(key).detach()) * grad).sum())
-            for key, grad in grads.items()
-        )
-        assert lowered / lr == pytest.approx(norms[-1] ** 2, rel=1e-3)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-7)
 
 
 MAKERS: dict[str, Any] = {

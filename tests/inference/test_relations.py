@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathspace.inference import union_find
-from pathspace.inference.elimination import compress_relations, implied
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.union_find import UnionFind
 
@@ -130,25 +129,6 @@ def test_scales_that_are_fractions_of_each_other_are_fixed() -> None:
     assert solved(2, [{1: 1, 2: -4}]).units == 1
 
 
-def test_compression_says_the_same_with_less() -> None:
-    rng = np.random.default_rng(0)
-    rows = np.array([[1 + i, 11 + i, 21 + j, 31 + j] for i in range(6) for j in range(7)])
-    signs = np.tile([1, -1, 1, 1], (len(rows), 1))
-    order = rng.permutation(len(rows))
-    names = -np.sort(-rows[order], 1)
-    coefficients = np.take_along_axis(signs[order], np.argsort(-rows[order], 1), 1)
-    short, few = compress_relations(coefficients, names, 40)
-    assert len(few) == 12
-
-    def dense(c: np.ndarray, v: np.ndarray) -> fmpz_mat:
-        table = np.zeros((len(c), 41), int)
-        np.add.at(table, (np.arange(len(c))[:, None], v), c)
-        return fmpz_mat(table[:, 1:].tolist())
-
-    whole = fmpz_mat(dense(coefficients, names).tolist() + dense(short, few).tolist())
-    assert dense(short, few).rank() == dense(coefficients, names).rank() == whole.rank() == 12
-
-
 @given(st.lists(TERMS, max_size=8), st.data())
 @settings(max_examples=100)
 def test_fixing_a_unit_is_one_more_equation(rows: list[Row], data: st.DataObject) -> None:
@@ -197,29 +177,3 @@ def test_equations_solved_in_portions_are_those_of_single_steps(
         found = scales.solve().tolist()
         assert twin.solve()[1] == 0
     assert found == [numbers[abs(v)] * (1 if v > 0 else -1) for v in expected]
-
-
-@pytest.mark.parametrize(
-    ("coefficients", "variables", "expected"),
-    [
-        # x + 2 y + a = 0 and x + 2 y + b = 0, with the other variable at each place
-        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 8]], {(3, 4)}),
-        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 9], [3, 8, 9]], {(7, 8)}),
-        ([[1, 2, 1], [1, 2, 1]], [[3, 4, 7], [3, 4, 8]], {(7, 8)}),
-        # one of them negated
-        ([[1, -1, 2], [-1, 1, -2]], [[3, 7, 8], [4, 7, 8]], {(3, 4)}),
-        # not the same other terms, or another factor
-        ([[1, 1, 2], [-1, 1, 2]], [[3, 7, 8], [4, 7, 8]], set()),
-        ([[2, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 8]], set()),
-        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 9]], set()),
-        # the second has a term more
-        ([[1, 1, 0], [1, 1, 2]], [[3, 7, 0], [4, 7, 8]], set()),
-    ],
-)
-def test_two_relations_with_the_same_other_terms_imply_an_equation(
-    coefficients: list[list[int]], variables: list[list[int]], expected: set[tuple[int, int]]
-) -> None:
-    left, right = implied(np.array(coefficients), np.array(variables), 3)
-    assert {
-        (min(pair), max(pair)) for pair in zip(left.tolist(), right.tolist(), strict=True)
-    } == expected

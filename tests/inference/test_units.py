@@ -10,9 +10,7 @@ import pytest
 import torch
 from cases import Between, network
 from rescaled import change, traced
-from slow_names import slow_names
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan
 from torch.nn import functional as F
 
 import pathspace as ps
@@ -25,36 +23,18 @@ PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
 # operation, features it leaves, free units
 OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "relu": (F.relu, 6, 6),
-    "leaky_relu": (F.leaky_relu, 6, 6),
     "times a number": (lambda h: -3 * h / 2, 6, 6),
     "plus a number": (lambda h: h + 1, 6, 0),
-    "gelu": (F.gelu, 6, 0),
-    "relu6": (F.relu6, 6, 0),
-    "hardtanh": (F.hardtanh, 6, 0),
-    "softmax": (lambda h: h.softmax(-1), 6, 0),
     "pairwise maximum": (lambda h: F.max_pool1d(F.relu(h).unsqueeze(1), 2).squeeze(1), 3, 3),
-    "mean over features": (lambda h: F.relu(h).mean(-1, keepdim=True), 1, 1),
     "padding with zeros": (lambda h: F.pad(F.relu(h), (1, 1)), 8, 6),
-    "padding with ones": (lambda h: F.pad(F.relu(h), (1, 1), value=1.0), 8, 6),
     "flip and add": (lambda h: F.relu(h) + F.relu(h).flip(-1), 6, 3),
-    "roll": (lambda h: F.relu(h).roll(2, -1), 6, 6),
     "glued to its double": (lambda h: torch.cat([F.relu(h), 2 * F.relu(h)], -1), 12, 6),
-    "cut in half and added": (lambda h: sum(F.relu(h).chunk(2, -1)), 3, 3),
     "gate by sigmoid of itself": (lambda h: h * torch.sigmoid(h), 6, 0),
-    "gate by another half": (lambda h: h[:, :3] * torch.sigmoid(h[:, 3:]), 3, 3),
     "bilinear": (lambda h: F.relu(h[:, :3]) * h[:, 3:], 3, 6),
-    "square": (lambda h: F.relu(h).square(), 6, 6),
-    "square by a tensor": (lambda h: F.relu(h) ** torch.tensor(2.0), 6, 6),
     "root of a square": (lambda h: h.square().sqrt(), 6, 6),
     "quotient": (lambda h: h[:, :3] / (h[:, 3:].abs()), 3, 6),
-    "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
     "length one": (lambda h: h / h.square().sum(-1, keepdim=True).sqrt(), 6, 1),
     "masked": (lambda h: F.relu(h).masked_fill(torch.tensor([True, False] * 3), 0.0), 6, 3),
-    "trapezoid, with places": (
-        lambda h: torch.trapezoid(F.relu(h[:, :3]).unflatten(1, (3, 1)), h[:, 3:, None], dim=1),
-        1,
-        2,
-    ),
     "adaptive mean of pairs": (
         lambda h: F.adaptive_avg_pool1d(F.relu(h).view(-1, 3, 2), 1).squeeze(-1),
         3,
@@ -68,14 +48,6 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
         6,
         3,
     ),
-    "means at known places": (
-        lambda h: torch.zeros_like(h).scatter_reduce(
-            1, PAIRS.view(1, 6).expand_as(h), F.relu(h), "mean", include_self=False
-        ),
-        6,
-        3,
-    ),
-    "clamped from below": (lambda h: h.sign() * h, 6, 6),
 }
 
 
@@ -110,16 +82,6 @@ def projected(layers: int, bidirectional: bool, last: bool) -> nn.Module:
     return network(forward, lstm=lstm, out=nn.Linear(2 if last or not bidirectional else 4, 1))
 
 
-def directed(dim: int, gain: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Directions of activations, each line or column times a gain from other activations."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        gains = gain(F.relu(net.other(x)))
-        return net.second(torch._weight_norm(F.relu(net.first(x)), gains, dim))
-
-    return network(forward, first=nn.Linear(3, 5), other=nn.Linear(3, 5), second=nn.Linear(5, 2))
-
-
 def spectral(real: bool) -> nn.Module:
     """Complex weights on the lowest frequencies, as one complex parameter or as two real parts."""
 
@@ -136,81 +98,19 @@ def spectral(real: bool) -> nn.Module:
     )
 
 
-def windows(net: Any, x: Tensor) -> Tensor:
-    """Windows over a padded map."""
-    h = F.pad(F.relu(net.enter(x)), (0, 0, 0, 2, 0, 2))
-    batch, height, width, channels = h.shape
-    parts = h.view(batch, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
-    return net.leave(F.relu(net.inner(parts.reshape(-1, 4, channels)))).mean((0, 1))
-
-
-def within_a_margin(first: nn.Module, length: int) -> nn.Module:
-    """Weights that read a sum of no data are on no path."""
-    return nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(3 * length, 2))
-
-
 # network, shape of its input, free units, weights in path space (None: all of them)
 Built = Callable[[], nn.Module]
 NETWORKS: dict[str, tuple[Built, tuple[int, ...], int, int | None]] = {
     "an LSTM with projected states": (lambda: projected(1, False, False), (3, 2, 2), 2, None),
     "its two layers": (lambda: projected(2, False, False), (3, 2, 2), 4, None),
     "its two directions": (lambda: projected(1, True, False), (3, 2, 2), 4, None),
-    "its last state": (lambda: projected(1, False, True), (3, 2, 2), 2, None),
     # what reads the last states of all layers and directions has one scale per feature for them
     "all last states": (lambda: projected(2, True, True), (3, 2, 2), 2, None),
-    # one gain for each line: a unit of the direction, one of the gain
-    "gains of lines": (lambda: directed(0, lambda g: g[:, :1]), (5, 3), 2, 36),
-    # of a gain that is as large as the direction, torch reads the first numbers
-    "gains as large as lines": (lambda: directed(0, lambda g: g), (5, 3), 1, None),
-    "gains of columns": (lambda: directed(1, lambda g: g[:1]), (5, 3), 10, None),
-    "gains as large as columns": (lambda: directed(1, lambda g: g), (5, 3), 5, None),
-    # one norm for all, and a gain that is broadcast
-    "gains of one direction": (lambda: directed(-1, lambda g: g), (5, 3), 6, None),
     "frequencies with weights in two real parts": (lambda: spectral(True), (2, 8, 2), 8, None),
-    # one of the steps that torch decomposes it into has the name of what it is applied to
-    "renorm": (
-        lambda: network(
-            lambda net, x: net.down(torch.renorm(net.up(x) + x.sum(1, keepdim=True), 2, 0, 1.0)),
-            up=nn.Linear(3, 4),
-            down=nn.Linear(4, 2),
-        ),
-        (2, 3),
-        0,
-        None,
-    ),
-    "slopes of margins": (
-        lambda: nn.Sequential(
-            nn.Linear(4, 6, bias=False), nn.ZeroPad1d(1), nn.PReLU(8), nn.Linear(8, 2, bias=False)
-        ),
-        (3, 4),
-        6,
-        4 * 6 + 6 + 6 * 2,
-    ),
-    "windows over a padded map": (
-        lambda: network(
-            windows, enter=nn.Linear(3, 4), inner=nn.Linear(4, 5), leave=nn.Linear(5, 2)
-        ),
-        (2, 30, 30, 3),
-        9,
-        3 * 4 + 4 + 4 * 5 + 5 + 5 * 2 + 2,
-    ),
     "a convolution that reads its margin": (
-        lambda: within_a_margin(nn.Conv1d(2, 3, 1, padding=1, bias=False), 6),
-        (3, 2, 4),
-        3,
-        6 + 2 + 2 * 3 * 4,
-    ),
-    "a transposed convolution that fills a margin": (
-        lambda: within_a_margin(
-            nn.ConvTranspose1d(2, 3, 1, stride=2, output_padding=1, bias=False), 8
-        ),
-        (3, 2, 4),
-        3,
-        6 + 2 + 2 * 3 * 4,
-    ),
-    "a margin of its own": (
-        lambda: within_a_margin(
-            nn.Sequential(nn.ZeroPad1d((0, 2)), nn.Conv1d(2, 3, 1, bias=False)), 6
+        # (weights that read a sum of no data are on no path)
+        lambda: nn.Sequential(
+            nn.Conv1d(2, 3, 1, padding=1, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2)
         ),
         (3, 2, 4),
         3,
@@ -232,19 +132,6 @@ def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
     pins = ps.trace(spectral(False), torch.randn(2, 8, 2)).pinned
     (pin,) = (pin for pin in pins if pin.parameters == ("weight",))
     assert "torch.view_as_real(weight)" in pin.reason
-
-
-def test_every_parameter_is_accounted_for() -> None:
-    model = network(
-        lambda net, x: net.layer(x) @ torch.linalg.inv(net.strange),
-        layer=nn.Linear(3, 3),
-        idle=nn.Linear(2, 2),
-        strange=nn.Parameter(torch.randn(3, 3)),
-    )
-    certificate = ps.verify(model, torch.randn(2, 3))
-    assert certificate.parameters == {"total": 27, "path_space": 12, "pinned": 9, "unused": 6}
-    assert certificate.unused == ["idle.weight", "idle.bias"]
-    assert any("strange" in pin["parameters"] for pin in certificate.pinned)
 
 
 def padded(apart: bool) -> nn.Module:
@@ -296,6 +183,13 @@ STATISTICS: dict[str, tuple[Use, int, int]] = {
         8,
         1,
     ),
+    "two calls, each with its own eps": (
+        lambda m, x: m.b(
+            F.relu(F.batch_norm(m.norm(m.a(x)), m.norm.running_mean, m.norm.running_var, eps=1e-5))
+        ),
+        0,
+        1,
+    ),
     "two calls, functionalised": (lambda m, x: m.b(squared_in_place(m.norm(m.norm(m.a(x))))), 4, 1),
     "part of a buffer": (lambda m, x: frozen(m, x, m.means[1], m.vars[1]), 0, 0),
     "constants": (lambda m, x: frozen(m, x, x.new_ones(4), x.new_ones(4)), 0, 0),
@@ -322,14 +216,6 @@ def test_rescaling_keeps_what_frozen_statistics_compute(name: str, training: boo
     assert change(model.eval(), graph, x, spread=3.0) < 1e-9
 
 
-def test_a_norm_of_two_names_has_its_statistics_once() -> None:
-    model = normed(lambda m, x: m.b(F.relu(m.twin(m.c(F.relu(m.norm(m.a(x)))))))).eval()
-    model.twin = model.norm
-    graph = traced(model, torch.randn(5, 3).double(), units=8)
-    names = [(entry.mean, entry.var) for entry in graph.statistics]
-    assert names == [("norm.running_mean", "norm.running_var")]
-
-
 # something that divides by h + eps, which is a normalisation at eps = 0 -> units it leaves
 NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
     "RMS norm": (lambda h, eps: h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps), 1),
@@ -338,17 +224,12 @@ NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
         lambda h, eps: h / h.square().sum(-1, keepdim=True).clamp(min=eps).sqrt(),
         1,
     ),
-    "RMS norm by a power": (
-        lambda h, eps: h * (h.square().mean(-1, keepdim=True) + eps).pow(-0.5),
-        1,
-    ),
     "layer norm": (
         lambda h, eps: (h - h.mean(-1, True)) / (h.var(-1, keepdim=True) + eps).sqrt(),
         1,
     ),
     "standardised": (lambda h, eps: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + eps), 1),
     "length one": (lambda h, eps: F.normalize(h, dim=-1, eps=eps), 1),
-    "clamped in place": (lambda h, eps: h / h.norm(dim=-1, keepdim=True).clamp_(min=eps), 1),
     "a sum of sizes": (lambda h, eps: h / (h.abs() + eps).sum(-1, keepdim=True), 1),
     "parts of a sum": (lambda h, eps: F.relu(h) * (1 / (F.relu(h).sum(-1, keepdim=True) + eps)), 1),
 }
@@ -357,10 +238,6 @@ NO_NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "added": lambda h, eps: F.relu(h) + eps,
     "clamped": lambda h, eps: h.clamp(min=eps),
     "smooth size": lambda h, eps: torch.sqrt(h.square() + eps),
-    "threshold": lambda h, eps: F.threshold(h, eps, 20.0),
-    "divides and is used": lambda h, eps: (
-        h / (h.abs() + eps) + (h.abs() + eps).log() * 0 + F.relu(h + eps)
-    ),
     "divides a number": lambda h, eps: 1 / (h.abs() + eps),
     "seen under another name": lambda h, eps: (
         h / h.abs().add_(eps).sqrt() + h.abs().view(-1, 6).add_(eps).view(-1, 6)
@@ -423,97 +300,35 @@ def test_states_that_gates_are_multiplied_with_are_fixed(
     assert sum(pin.elements for pin in graph.pinned) == fixed
 
 
-class Late(nn.Module):
-    """A recurrence whose sequence goes on with the outputs of another layer."""
-
-    def __init__(self, kind: str, late: int) -> None:
-        super().__init__()
-        self.early, self.late, self.steps = nn.Linear(3, 4), nn.Linear(3, 4), late
-        both = kind == "both ways"
-        self.rnn = nn.RNN(4, 5, nonlinearity="relu", batch_first=True, bidirectional=both)
-        self.scanned = kind == "scan"
-
-    def forward(self, x: Tensor) -> Tensor:
-        early, late = self.early(x[:, : -self.steps]), self.late(x[:, -self.steps :])
-        read = torch.cat([F.relu(early), F.relu(late)], 1)
-        if not self.scanned:
-            return self.rnn(read)[0].sum(1)
-
-        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
-            into, carried = self.rnn.weight_ih_l0, self.rnn.weight_hh_l0
-            state = F.relu(entered @ into.T + self.rnn.bias_ih_l0 + state @ carried.T)
-            return state, state.clone()
-
-        return scan(step, torch.zeros(len(x), 5), read.transpose(0, 1))[1].sum(0)
-
-
-@pytest.mark.parametrize("kind", slow_names(["one way", "both ways", "scan"], ["scan"]))
-@pytest.mark.parametrize("late", [1, 2, 3, 5])
-def test_late_inputs_of_a_recurrence_have_the_scales_of_the_first(late: int, kind: str) -> None:
-    """Few steps are interpreted; the others read what the last of them reads."""
-    certificate = ps.verify(Late(kind, late), torch.randn(5, 8, 3))
-    assert certificate.units == 4 and certificate.holds, certificate
-    unread = {"rnn.bias_hh_l0"} if kind == "scan" else set()
-    assert set(ps.trace(Late(kind, late), torch.randn(5, 8, 3), sizes="given").unused) == unread
-
-
 class Steps(nn.Module):
     """A recurrence without bias, in which every step may have a scale of its own."""
 
-    def __init__(self, steps: int, scanned: bool) -> None:
+    def __init__(self, steps: int) -> None:
         super().__init__()
-        self.first = nn.Linear(3, 2 * steps)
+        self.first, self.steps = nn.Linear(3, 2 * steps), steps
         self.rnn = nn.RNN(2, 2, nonlinearity="relu", batch_first=True, bias=False)
-        self.steps, self.scanned = steps, scanned
-        self.start, self.last = nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
+        self.last = nn.Linear(2, 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.scanned:
-            return self.last(self.rnn(self.first(x).unflatten(1, (self.steps, 2)))[1][0])
-
-        carried = self.rnn.weight_hh_l0.T
-
-        def step(state: Tensor, entered: Tensor) -> tuple[Tensor, Tensor]:
-            state = F.relu(state @ carried) * entered
-            return state, state.clone()
-
-        ones = x.new_ones(self.steps, 1, 1)
-        return self.last(scan(step, F.relu(self.start(x)), ones)[0])
+        return self.last(self.rnn(self.first(x).unflatten(1, (self.steps, 2)))[1][0])
 
 
-@pytest.mark.parametrize("scanned", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("steps", [2, 4, 8, 9, 12])
-def test_scales_that_grow_from_step_to_step_are_right_or_left_out(
-    steps: int, scanned: bool
-) -> None:
+def test_scales_that_grow_from_step_to_step_are_right_or_left_out(steps: int) -> None:
     """Of many steps few are interpreted, so that the scales of the others must be those of the
     last; a factor per step is a unit only where every step is interpreted.
     """
-    model, x = Steps(steps, scanned).double(), torch.randn(5, 3).double()
+    model, x = Steps(steps).double(), torch.randn(5, 3).double()
     with torch.no_grad():
         for weight in model.parameters():
             # (a state that is zero could hide a wrong scale)
             weight.abs_()
     graph = ps.trace(model, x.abs_())
-    # (a capture runs every step of a scan)
-    assert graph.num_units == (2 if scanned else 4) + (scanned or steps <= 8)
+    assert graph.num_units == 4 + (steps <= 8)
     assert change(model, graph, x) < 1e-9
     if steps < 8:
         certificate = ps.verify(model, x)
         assert certificate.holds, certificate
-
-
-@pytest.mark.parametrize("largest", [F.max_pool1d, F.adaptive_max_pool1d])
-def test_weights_that_decide_only_positions_are_used(largest: Callable[..., Any]) -> None:
-    """Which element of a window is the largest depends on them, and not on their scale."""
-    model = network(
-        lambda net, x: net.last(largest(net.first(x), 2, return_indices=True)[1].to(x.dtype)),
-        first=nn.Conv1d(2, 3, 1),
-        last=nn.Linear(3 if largest is F.max_pool1d else 2, 2),
-    )
-    certificate = ps.verify(model.double(), torch.randn(4, 2, 6).double())
-    assert not certificate.unused and certificate.holds
-    assert certificate.weights == certificate.parameters["total"] and certificate.units == 3
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
@@ -564,13 +379,8 @@ def test_weights_and_values_without_dimensions_have_scales() -> None:
 # what is added to the six features, from tensors without elements
 NOTHING: dict[str, Callable[[Tensor], Tensor]] = {
     "a sum": lambda h: h + h[:, :0].sum(-1, keepdim=True),
-    "a norm": lambda h: h + h[:, :0].norm(dim=-1, keepdim=True),
-    "a product": lambda h: h * h[:, :0].prod(-1, keepdim=True),
     "a matrix product": lambda h: h + h[:, :0] @ h[:0],
-    "a linear map": lambda h: h + F.linear(h[:, :0], torch.ones(6, 0)),
-    "rows": lambda h: torch.cat([h, F.linear(h[:0], torch.ones(6, 6))]),
     "no keys": lambda h: h + F.scaled_dot_product_attention(h[None], h[None, :0], h[None, :0])[0],
-    "an activation": lambda h: torch.cat([h, F.gelu(h[:, :0])], 1),
     "a sort": lambda h: torch.cat([h, h[:, :0].sort(-1)[0]], 1),
 }
 
@@ -585,30 +395,11 @@ def test_tensors_without_elements_restrict_nothing(name: str) -> None:
     assert ps.channels(model, x).groups
 
 
-@pytest.mark.usefixtures("no_rule_fails")
-def test_weights_without_elements_restrict_nothing() -> None:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        h, w = net.first(x), net.second.weight
-        return net.second(h) + F.linear(h[:, :0], w[:, :0]) + w[:, :0].sum(1)
-
-    model = network(forward, first=nn.Linear(4, 6), second=nn.Linear(6, 2))
-    assert ps.trace(model, torch.randn(5, 4)).num_units == 6
-    assert ps.verify(model, torch.randn(5, 4)).holds
-
-
 def test_the_scale_before_normalize_is_exact() -> None:
     """A floor of 1e-12 below a norm is met by zeros alone."""
     model = Between(lambda h: F.normalize(h, dim=-1)).double()
     graph = traced(model, torch.randn(6, 4).double(), units=1)
     assert graph.num_exact_units == 1
-
-
-def test_a_constant_padding_is_listed_as_what_fixes_the_scales() -> None:
-    (pin,) = ps.trace(
-        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConstantPad2d(1, 1.0), nn.Conv2d(4, 2, 3)),
-        torch.randn(1, 3, 5, 5),
-    ).pinned
-    assert (pin.op, pin.elements) == ("aten.pad", 4)
 
 
 # --- rules of one's own
@@ -700,16 +491,11 @@ def rows(weight: Tensor) -> Tensor:
 
 REDUCED: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": rows,
-    "columns": lambda w: w / w.abs().sum(0, keepdim=True),
-    "whole": lambda w: w / w.norm(),
     "channels of kernels": lambda w: w / w.abs().sum((0, 2, 3), keepdim=True),
     "turned": lambda w: rows(w.transpose(0, 1)).transpose(0, 1),
     "twice": lambda w: rows(w) + w / w.abs().sum((1, 2, 3), keepdim=True),
     "then a scalar": lambda w: rows(w) * w.abs().sum((2, 3), keepdim=True),
     "scalars first": lambda w: w.square() * rows(w),
-    "a part": lambda w: w / w[:2].norm(),
-    "halves": lambda w: rows(w.view(4, 1, *w.shape[1:]).flatten(0, 1)),
-    "in threes": lambda w: rows(w.reshape(2, -1)).view(w.shape),
 }
 
 

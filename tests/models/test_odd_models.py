@@ -206,52 +206,8 @@ def test_other_threads_never_see_a_trace() -> None:
     assert not wrong
 
 
-def test_two_traces_at_once_do_not_disturb_each_other() -> None:
-    from torch.nn.modules import transformer
-
-    before = transformer._detect_is_causal_mask
-    found: list[int] = []
-
-    def run() -> None:
-        found.append(ps.trace(Net(), torch.randn(5, 3)).num_units)
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [4, 4, 4]
-    assert transformer._detect_is_causal_mask is before
-
-
 def test_copies_of_copies_have_parameters_of_their_own() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     twin = copy.deepcopy(safe_deepcopy(model)).double()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in twin.parameters()} == {torch.float64}
-
-
-class Rebuilt(nn.Module):
-    """A wrapper that is copied by building it around the inner module, as a compiled module is."""
-
-    def __init__(self, inner: nn.Sequential) -> None:
-        super().__init__()
-        self.inner = inner
-        self.train(inner.training)
-        self.width = inner[0].weight.shape[0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
-
-    def __reduce__(self) -> Any:
-        return Rebuilt, (self.inner,)
-
-
-def test_a_wrapper_is_rebuilt_around_a_complete_module() -> None:
-    model = nn.Sequential(
-        nn.Linear(3, 3), Rebuilt(nn.Sequential(nn.Linear(3, 5), nn.ReLU()).eval())
-    ).train(False)
-    twin = safe_deepcopy(model)
-    assert twin[1].width == 5 and not twin[1].training
-    assert twin[1].inner[0].weight is not model[1].inner[0].weight
-    assert twin(torch.ones(2, 3)).equal(model(torch.ones(2, 3)))

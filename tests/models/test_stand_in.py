@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -49,30 +47,3 @@ def test_a_hook_that_a_run_installs_is_installed_once() -> None:
 def test_such_a_model_is_bounded_from_above() -> None:
     certificate = ps.verify(Hooked().double(), torch.randn(4, 3).double(), upper_bound=True)
     assert certificate.holds and certificate.units_at_most == certificate.units
-
-
-class Filling(nn.Module):
-    """Keeps results of its runs in containers of several kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-        self.kept: dict[str, Any] = {"runs": 0, "last": None}
-        self.names: set[str] = {"start"}
-        self.rows: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.kept["runs"] += 1
-        self.kept["last"] = x
-        self.names.add(str(len(self.rows)))
-        self.rows.append(x)
-        return self.layer(x) * self.kept["runs"] * len(self.rows) * len(self.names)
-
-
-def test_containers_are_as_they_were_before_the_run() -> None:
-    model, x = Filling(), torch.ones(1, 3)
-    twin = stand_in(model)
-    outputs = [evaluate(twin, {}, (x,))[0] for _ in range(3)]
-    assert all(torch.equal(output, outputs[0]) for output in outputs)
-    assert (twin.kept, twin.names, twin.rows) == ({"runs": 0, "last": None}, {"start"}, [])
-    assert (model.kept["runs"], model.names, model.rows) == (0, {"start"}, [])

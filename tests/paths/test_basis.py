@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from cases import CASES, NORMALISED, RELATED
+from cases import CASES, NORMALISED
 from hypothesis import given
 from oracles.alignment import aligned, edge_slots, incidence, path_problem
 from oracles.exact import exact_rank
-from oracles.gsgd import signed_walk
 from oracles.networks import RandomConv, RandomDag, random_rnn
 from oracles.pathsets import enumerate_paths
 from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, rules, tied_dag_specs
@@ -108,38 +107,6 @@ def test_counting_matrix_is_that_of_the_oracle(name: str, rule: str) -> None:
     assert np.array_equal(
         skeleton.basis().counting_matrix().toarray(), path_problem(graph, skeleton).rows
     )
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", [name for name in CASES if name not in RELATED])
-def test_trees_can_be_walked(name: str, rule: str) -> None:
-    """Following `in_*` and `out_*` edge by edge, in the directions stated, meets
-    the root from every unit.
-    """
-    graph = traced(name)
-    skeleton = graph.skeleton(rule, seed=1)
-    problem = path_problem(graph, skeleton)
-    units = np.arange(1, graph.num_units + 1)
-    edges = [
-        (int(t @ units), int(h @ units)) for t, h in zip(problem.tails, problem.heads, strict=True)
-    ]
-    walks = []
-    for numbers, forward, towards in (
-        (problem.tree_in, skeleton.tree_in.forward, False),
-        (problem.tree_out, skeleton.tree_out.forward, True),
-    ):
-        tree = {v: (numbers[v - 1], bool(forward[v])) for v in range(1, graph.num_units + 1)}
-        walks.append({v: signed_walk(v, edges, tree, towards) for v in tree})
-    # units share a chain exactly when their p_v agree, and are in the root's chain
-    # exactly when it vanishes
-    seen: dict[int, dict[int, int]] = {0: {}}
-    for v in range(1, graph.num_units + 1):
-        p = dict(walks[0][v])
-        for edge, count in walks[1][v].items():
-            p[edge] = p.get(edge, 0) + count
-        p = {edge: count for edge, count in p.items() if count}
-        assert seen.setdefault(int(skeleton.chain[v]), p) == p
-    assert len({tuple(sorted(p.items())) for p in seen.values()}) == len(seen)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -248,49 +215,10 @@ def test_rebuilding_from_values_and_signs_gives_the_same_function(name: str, rul
         assert (rebuilt[key][mask].abs() == 1).all()
 
 
-def test_rebuilding_takes_running_statistics_along() -> None:
-    norm = nn.BatchNorm1d(5, eps=0.0)
-    model = nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.Linear(5, 2)).double().eval()
-    norm.running_mean.normal_()
-    norm.running_var.uniform_(0.5, 3.0)
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter)
-    x = torch.randn(7, 3).double()
-    skeleton = ps.trace(model, x).skeleton()
-    basis = skeleton.basis()
-    rebuilt = basis.rebuild(basis.values(), skeleton.signs())
-    outputs = torch.func.functional_call(model, dict(model.named_parameters()) | rebuilt, (x,))
-    torch.testing.assert_close(outputs, model(x), rtol=1e-9, atol=1e-11)
-    for name in ("1.running_mean", "1.running_var"):
-        assert not torch.allclose(rebuilt[name], model.state_dict()[name])
-
-
-def test_coefficients_are_linear_in_the_path() -> None:
-    basis, (model, args) = basis_of("residual_mlp", "random"), CASES["residual_mlp"]()
-    paths = aligned(traced("residual_mlp"), enumerate_paths(model, *args))
-    a, b = paths[3], paths[-5]
-    together = basis.coefficients(2 * a - 3 * b)
-    assert np.array_equal(together, 2 * basis.coefficients(a) - 3 * basis.coefficients(b))
-
-
 def test_coefficients_refuse_what_is_no_circulation() -> None:
     basis = basis_of("mlp_3x4x2", "modulo")
     with pytest.raises(ps.InputError, match="expected"):
         basis.coefficients(np.eye(traced("mlp_3x4x2").num_weights, dtype=np.int64)[0])
-
-
-def test_a_tree_of_largest_weights_holds_no_zero_if_it_can_be_helped() -> None:
-    layer = nn.MultiheadAttention(
-        8, 2, batch_first=True
-    )  # its biases start at 0, and lie nearest to the root
-    x = torch.randn(2, 5, 8)
-    graph = ps.trace(layer, x, x, x)
-    assert graph.num_units
-    skeleton = graph.skeleton(rule="magnitude")
-    for tree in (skeleton.tree_in, skeleton.tree_out):
-        assert bool((tree.gather(graph) != 0).all())
-    assert len(skeleton.basis()) == graph.dimension
-    assert ps.check(ps.proof(skeleton)).accepted
 
 
 @pytest.mark.parametrize("dims", [1, 2])
@@ -343,28 +271,3 @@ def test_a_unit_waits_for_a_large_weight_whatever_comes_first(small: str) -> Non
         getattr(model, small).weight.mul_(1e-4)
     graph = ps.trace(model, torch.randn(2, 4))
     assert entered(graph, "magnitude") == {f"{'other' if small == 'a' else 'a'}.weight"}
-
-
-class First(nn.Module):
-    """The first of several results."""
-
-    def forward(self, results: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return results[0]
-
-
-def test_equation_3_sums_paths_in_their_order() -> None:
-    """An output of an RNN is the sum over its paths of value, activation status and input."""
-    rnn, out = nn.RNN(2, 3, nonlinearity="relu", bias=False), nn.Linear(3, 2, bias=False)
-    model, x = nn.Sequential(rnn, First(), out).double(), torch.randn(4, 1, 2).double()
-    active, total = rnn(x)[0][:, 0] > 0, torch.zeros(2).double()
-    count = 0
-    for path in ps.trace(model, x).paths():
-        (_, (unit, start)), *passes, (_, (end, _)) = path.walk
-        units = [unit, *(index[0] for _, index in passes)]
-        first = 4 - len(units)
-        assert [index[1] for _, index in passes] == units[:-1]
-        status = all(active[first + step, unit] for step, unit in enumerate(units))
-        total[end] += path.value * status * x[first, 0, start]
-        count += 1
-    assert count == 2 * 2 * (3 + 9 + 27 + 81)
-    torch.testing.assert_close(total, model(x)[-1, 0])

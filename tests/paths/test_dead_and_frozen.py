@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from cases import mlp
+from cases import mlp, network
 from descent import descend
 from slow_names import slow_names
 from torch import Tensor, nn
@@ -23,23 +22,22 @@ import pathspace as ps
 from pathspace.training import GSGD, GAdam, init_skeleton_
 
 
-class Net(nn.Module):
-    """Convolutions and norms, as they are trained: some kernels all zero,
-    some channels switched off.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
-        self.second, self.head = nn.Conv2d(6, 5, 3, padding=1), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.second(F.relu(self.norm(self.first(x))))).mean((2, 3)))
-
-
 def with_dead_rows() -> tuple[nn.Module, Tensor]:
+    """Convolutions and norms, as they are trained: some kernels all zero, some channels off."""
     torch.manual_seed(0)
-    model = Net().double().eval()
+    model = (
+        network(
+            lambda net, x: net.head(
+                F.relu(net.second(F.relu(net.norm(net.first(x))))).mean((2, 3))
+            ),
+            first=nn.Conv2d(2, 6, 3, padding=1, bias=False),
+            norm=nn.BatchNorm2d(6),
+            second=nn.Conv2d(6, 5, 3, padding=1),
+            head=nn.Linear(5, 3),
+        )
+        .double()
+        .eval()
+    )
     # statistics follow exactly only without eps
     model.norm.eps = 0.0
     with torch.no_grad():
@@ -127,23 +125,6 @@ def test_steps_go_on_and_dead_rows_stay(kind: str, rule: str) -> None:
         np.testing.assert_allclose(train(twin, same, x), losses, rtol=1e-7)
 
 
-def test_a_dead_unit_says_so_once_and_init_leaves_it() -> None:
-    model, x = with_dead_rows()
-    skeleton = ps.trace(model, x).skeleton()
-    init_skeleton_(model, skeleton)
-    assert not model.first.weight[1].any() and not model.second.weight[2].any()
-    with pytest.warns(UserWarning, match="GSGD leaves 2 of 17 units"):
-        GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        clean = mlp(2, 3, 2)
-        GSGD(
-            clean.named_parameters(),
-            lr=0.01,
-            skeleton=ps.trace(clean, torch.randn(1, 2)).skeleton(),
-        )
-
-
 def test_three_tensors_with_dead_units_are_named() -> None:
     model = mlp(2, 3, 3, 3, 1)
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -228,29 +209,6 @@ def test_trees_take_frozen_weights_first() -> None:
 
 
 # --- rescaled copies
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["residual_cnn", "gated_product", "tied_transposed", "rnn_op_2_layers", "batchnorm_cnn"]
-)
-@pytest.mark.parametrize("zeros", [False, True])
-def test_copies_get_the_same_trees_from_the_largest_weights(name: str, zeros: bool) -> None:
-    one, two = problem(name).twins(spread=2.0)
-    if zeros:
-        with torch.no_grad():
-            for model in (one, two):
-                for parameter in model.parameters():
-                    parameter.reshape(-1)[::3] = 0
-    trees = []
-    for model in (one, two):
-        skeleton = (
-            problem(name).skeleton(model).graph.skeleton("magnitude" if not zeros else "modulo")
-        )
-        trees.append(
-            [(t.block.tolist(), t.index.tolist()) for t in (skeleton.tree_in, skeleton.tree_out)]
-        )
-    assert trees[0] == trees[1]
 
 
 def test_copies_with_equal_weights_break_ties_alike() -> None:

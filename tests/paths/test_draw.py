@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from cases import CASES, mlp
-from torch import nn
 
 import pathspace as ps
 from pathspace.paths.draw import BLUE, RED, _blocks, place_nodes, scalar_graph
@@ -63,24 +62,6 @@ def test_blocks_are_groups_of_units_and_tensors() -> None:
     texts = [data["text"] for *_, data in graph.edges(data=True)]
     assert sorted(texts) == ["0.weight\n3x2", "2.weight\n5x3", "4.weight\n2x5"]
     assert sum(data.get("vectors", 0) for _, data in graph.nodes(data=True)) == 3
-
-
-def test_dashes_lead_past_a_normalisation() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)
-    )
-    graph = _blocks(ps.trace(model, torch.randn(2, 2, 4, 4)).skeleton())
-    assert sum(bool(data.get("normalised")) for *_, data in graph.edges(data=True)) == 1
-    assert len({x for x, _ in place_nodes(graph).values()}) == 4
-
-
-def test_a_loop_over_time_and_a_path_of_choice() -> None:
-    skeleton = skeleton_of("rnn_op_2_layers")
-    longest = ps.draw(skeleton).axes[0].get_title(loc="left")
-    assert "weight_hh_l0" in longest
-    chosen = ps.draw(skeleton, path=0).axes[0].get_title(loc="left")
-    assert "weight_hh" not in chosen
-    assert ps.draw(skeleton, path=skeleton.basis()[0]).axes[0].get_title(loc="left") == chosen
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:

@@ -53,11 +53,3 @@ def test_failures(tmp_path: Path) -> None:
     with pytest.raises(ps.InputError, match="Cannot write"):
         ps.save_masks(skeleton(), path / "below")
     assert path.read_bytes() == b"not a safetensors file"
-
-
-def test_swapped_arguments_are_named(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
-    for wrong in ("masks.safetensors", model, ps.trace(model, torch.randn(1, 2))):
-        match = rf"found a {type(wrong).__name__} as its skeleton"
-        with pytest.raises(ps.InputTypeError, match=match):
-            ps.save_masks(wrong, tmp_path / "masks.safetensors")  # type: ignore[arg-type]

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from rescaled import change
 from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.inference.records import distinct_columns
-from pathspace.inference.relations import Relations
 from pathspace.inference.values import NEUTRAL
 from pathspace.paths.counting_vectors import whole_product
 
@@ -74,23 +74,8 @@ def test_a_matrix_used_often_in_depth_does_not_refute_a_theorem(depth: int) -> N
     assert rank(matrix.toarray()) == 7
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("times", [8, 24])
-def test_squares_of_squares_are_counted_and_verified(times: int) -> None:
-    model, x = Squares(1, times), torch.ones(3, 2)
-    with torch.no_grad():
-        # values that stay near 1 whatever power is taken of them
-        model.layers[0].weight.copy_(torch.tensor([[0.25, 0.75], [0.5, 0.5]]))
-    graph = ps.trace(model, x)
-    assert graph.num_units == 2
-    assert abs(graph.skeleton().basis().counting_matrix()).max() == 2**times
-    certificate = ps.verify(model, x)
-    assert certificate.holds and not certificate.invariance["vacuous"], certificate
-
-
 @pytest.mark.parametrize("times", [32, 63, 64])
 def test_powers_beyond_what_whole_numbers_hold_are_fixed_and_said(times: int) -> None:
-    """Sixty-four squares were the power 0 of a scale, by overflow, and so claimed a symmetry."""
     graph = ps.trace(Squares(1, times), torch.ones(3, 2))
     assert graph.num_units == 0
     assert "2^31" in graph.pinned[-1].reason
@@ -130,21 +115,6 @@ def test_a_product_of_whole_numbers_is_exact_or_refused() -> None:
             with pytest.raises(ps.UnsupportedError):
                 whole_product(left, right)
     assert whole_product(np.zeros((0, 2), np.int64), np.zeros((2, 3), np.int64)).shape == (0, 3)
-
-
-def test_multiples_that_grow_from_relation_to_relation_do_not_wrap_around() -> None:
-    """Fibonacci numbers of scales: each is the sum of the two before."""
-    for count in (20, 120):
-        scales = Relations()
-        ids = scales.fresh((count,))
-        scales.relate((1, ids[2:]), (-1, ids[1:-1]), (-1, ids[:-2]))
-        solution = scales.resolve()
-        largest = int(abs(solution.forms).max()) if solution.forms.nnz else 0
-        assert largest <= 2**31
-        if count == 20:
-            assert solution.units == 2 and largest > 30
-        else:
-            assert scales.too_high
 
 
 @pytest.mark.parametrize("size", [0, 1, 40])
@@ -202,11 +172,5 @@ def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, head
     assert certificate.holds
     assert certificate.units == certificate.units_at_most == each * heads
     graph = ps.trace(model, x)
-    before = model(x)
-    ps.rescale_(
-        model,
-        graph,
-        torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double(),
-    )
-    torch.testing.assert_close(model(x), before, rtol=1e-8, atol=1e-8)
+    assert change(model, graph, x) < 1e-8
     assert len(graph.skeleton().basis()) == graph.num_weights - graph.num_units

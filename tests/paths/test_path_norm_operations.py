@@ -13,7 +13,7 @@ import pytest
 import torch
 from operations import Act, Par, network, registered
 from rule_cases import COPYING, FORMS, TELLING
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
@@ -153,31 +153,3 @@ def test_no_path_passes_a_conversion_to_integers(name: str) -> None:
     with pytest.raises(ps.UnsupportedError, match="rounding is not homogeneous"):
         norm(net, 2)
     assert norm(net, 1, "fixed") > 0
-
-
-class Masked(nn.Module):
-    """A mask of integers or truth values on features, or one that depends on the input."""
-
-    def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()
-        self.first, self.second, self.data = nn.Linear(3, 4), nn.Linear(4, 2), False
-        self.register_buffer("mask", torch.tensor([2, 0, 1, 0]).to(kind))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).relu()
-        return self.second(hidden * ((hidden > 0) if self.data else self.mask))
-
-
-@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
-@pytest.mark.parametrize("p", [1.0, 2.0])
-def test_masks_are_factors_of_paths(kind: torch.dtype, p: float) -> None:
-    model, x = Masked(kind), torch.randn(5, 3)
-    plain = nn.Sequential(model.first, nn.ReLU(), nn.Linear(4, 2))
-    plain[2].load_state_dict(model.second.state_dict())
-    with torch.no_grad():
-        plain[2].weight *= model.mask
-    assert ps.path_norm(model, x, p=p) == pytest.approx(ps.path_norm(plain, x, p=p), rel=1e-12)
-    # (a mask that depends on the input may be 1 everywhere)
-    plain[2].load_state_dict(model.second.state_dict())
-    model.data = True
-    assert ps.path_norm(model, x, p=p) == pytest.approx(ps.path_norm(plain, x, p=p), rel=1e-12)

@@ -58,14 +58,6 @@ def test_relations_are_identities_and_equations_of_values(name: str) -> None:
         assert eval(right.replace("^", "**"), {}, names) == pytest.approx(path.value, rel=1e-6)
 
 
-def test_the_relation_of_the_smallest_stack() -> None:
-    """x1ab x2ac = x1ac x2ab: the dependent fourth path."""
-    space = symbolic(ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton())
-    relations = [space.equation(path) for path in space.skeleton.graph.paths()]
-    assert len(relations) == 4
-    assert sum(" / " in text and " * " in text.split(" = ")[1] for text in relations) == 1
-
-
 def test_powers_of_recurrent_weights() -> None:
     graph = ps.trace(LoopRNN(1, [1], 1, bias=False, out_bias=False), torch.randn(1, 4, 1))
     space = symbolic(graph.skeleton())

@@ -66,13 +66,6 @@ def test_basis_by_hand() -> None:
     assert rows.tolist() == [[1, 1, 1, 0], [0, 0, 1, 1]]
 
 
-def test_equal_trees_give_fundamental_cycles_by_hand() -> None:
-    # both trees leave unit 1 through its entering edge, backwards: p_1 vanishes
-    edges = [(0, 1), (0, 1), (1, 0)]
-    rows = basis_rows(*ends(edges, 1), [0], [0])
-    assert rows.tolist() == [[-1, 1, 0], [1, 0, 1]]
-
-
 def test_a_cycle_is_no_tree() -> None:
     with pytest.raises(ValueError, match="cycle"):
         signed_walk(1, [(1, 2), (2, 1), (0, 1)], {1: (1, True), 2: (0, True)}, False)

@@ -7,9 +7,11 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -25,34 +27,19 @@ def conv(a: int, b: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
     )
 
 
-class Residual(nn.Module):
+def residual(net: Any, x: Tensor) -> Tensor:
     """Residual, depthwise, squeeze and excitation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.wide, self.deep = conv(3, 8), conv(8, 16, 1), conv(16, 16, 3, groups=16)
-        self.down, self.up, self.back = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), conv(16, 8, 1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.silu(self.stem(x))
-        z = F.hardswish(self.deep(F.silu(self.wide(x))))
-        z = z * torch.sigmoid(self.up(F.relu(self.down(z.mean((2, 3), keepdim=True)))))
-        return self.head((x + self.back(z)).mean((2, 3)))
+    x = F.silu(net.stem(x))
+    z = F.hardswish(net.deep(F.silu(net.wide(x))))
+    z = z * torch.sigmoid(net.up(F.relu(net.down(z.mean((2, 3), keepdim=True)))))
+    return net.head((x + net.back(z)).mean((2, 3)))
 
 
-class Dense(nn.Module):
+def dense(net: Any, x: Tensor) -> Tensor:
     """Concatenation, a grouped convolution, group norm, a flattened map."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(16, 16, 3, groups=4)
-        self.norm, self.head = nn.GroupNorm(4, 16), nn.Linear(16 * 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x))
-        x = torch.cat([x, F.gelu(self.b(x))], 1)
-        return self.head(F.adaptive_avg_pool2d(self.norm(self.c(x)), 2).flatten(1))
+    x = F.relu(net.a(x))
+    x = torch.cat([x, F.gelu(net.b(x))], 1)
+    return net.head(F.adaptive_avg_pool2d(net.norm(net.c(x)), 2).flatten(1))
 
 
 class Attention(nn.Module):
@@ -125,42 +112,6 @@ class Grouped(Attention):
         )
 
 
-class Enlarged(nn.Module):
-    """Transposed convolutions: each tap of the first is picked by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.up, self.wide = (
-            conv(3, 8),
-            nn.ConvTranspose2d(8, 6, 2, stride=2),
-            nn.ConvTranspose2d(14, 4, 3),
-        )
-        self.head = nn.Conv2d(4, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.a(x))
-        x = torch.cat([F.gelu(self.up(x)), F.interpolate(x, scale_factor=2)], 1)
-        return self.head(F.relu(self.wide(x)))
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer by hand, from zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.again, self.out = (
-            nn.Linear(3, 6),
-            nn.Linear(6, 6, bias=False),
-            nn.Linear(6, 2),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(len(x), self.again.in_features)
-        for step in x.unbind(1):
-            h = F.relu(self.into(step) + self.again(h))
-        return self.out(h)
-
-
 class Tables(nn.Module):
     """Matrices of heads and of experts in tables."""
 
@@ -183,42 +134,44 @@ class Tables(nn.Module):
         return self.last((self.router(x).softmax(-1).transpose(1, 2)[..., None] * each).sum(1))
 
 
-class Shuffled(nn.Module):
+def shuffled(net: Any, x: Tensor) -> Tensor:
     """Halves that take different ways and are shuffled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Conv2d(3, 8, 1), conv(4, 4), nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        left, right = self.a(x).chunk(2, 1)
-        x = torch.cat([left, torch.relu(self.b(right))], 1)
-        batch, size, height, width = x.shape
-        x = (
-            x.view(batch, 2, size // 2, height, width)
-            .transpose(1, 2)
-            .reshape(batch, size, height, width)
-        )
-        return self.head(torch.relu(x))
+    left, right = net.a(x).chunk(2, 1)
+    x = torch.cat([left, torch.relu(net.b(right))], 1)
+    return net.head(torch.relu(x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)))
 
 
 IMAGE, TOKENS = torch.randn(2, 3, 6, 6), torch.randn(2, 5, 3)
 MODELS = {
-    "residual": (Residual, IMAGE),
-    "dense": (Dense, IMAGE),
+    "residual": (
+        lambda: network(
+            residual, stem=conv(3, 8), wide=conv(8, 16, 1), deep=conv(16, 16, 3, groups=16),
+            down=nn.Conv2d(16, 4, 1), up=nn.Conv2d(4, 16, 1), back=conv(16, 8, 1),
+            head=nn.Linear(8, 3),
+        ),
+        IMAGE,
+    ),
+    "dense": (
+        lambda: network(
+            dense, a=conv(3, 8), b=conv(8, 8), c=conv(16, 16, 3, groups=4),
+            norm=nn.GroupNorm(4, 16), head=nn.Linear(16 * 4, 3),
+        ),
+        IMAGE,
+    ),
     "block": (lambda: Block(Attention(16, 4)), TOKENS),
     "grouped": (lambda: Block(Grouped()), TOKENS),
-    "enlarged": (Enlarged, IMAGE),
-    "recurrent": (Recurrent, TOKENS),
+    "shuffled": (
+        lambda: network(shuffled, a=nn.Conv2d(3, 8, 1), b=conv(4, 4), head=nn.Conv2d(8, 2, 1)),
+        IMAGE,
+    ),
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
-    "shuffled": (Shuffled, IMAGE),
     "plain": (
         lambda: nn.Sequential(
             nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 5), nn.PReLU(5), nn.Linear(5, 2)
         ),
         TOKENS[0],
     ),
-}
+}  # fmt: skip
 
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
@@ -316,33 +269,16 @@ def test_sizes_in_modules_follow():
     assert small.c[0].groups == 2 and small.norm.num_groups == 2 and small.b[0].in_channels == 4
 
 
-class BehindSplit(nn.Module):
+def behind_split(net: Any, x: Tensor) -> Tensor:
     """Two layers of one kind behind a split whose sizes are numbers in the code."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 9), nn.Linear(3, 4), nn.Linear(6, 4)
-        self.out = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        p, q = F.relu(self.a(x)).split([3, 6], 1)
-        return self.out(F.relu(torch.cat([self.b(p), self.c(q)], 1)))
+    p, q = F.relu(net.a(x)).split([3, 6], 1)
+    return net.out(F.relu(torch.cat([net.b(p), net.c(q)], 1)))
 
 
-class BehindRoll(nn.Module):
-    """The same behind a roll, which moves what is left of a smaller layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(F.relu(self.b(F.relu(self.a(x)).roll(1, 1))))
-
-
-@pytest.mark.parametrize("make", [BehindSplit, BehindRoll])
-def test_a_layer_is_not_refused_for_what_is_wrong_with_another(make):
-    model, x = make().double().eval(), torch.randn(5, 4).double()
+def test_a_layer_is_not_refused_for_what_is_wrong_with_another():
+    layers = {"a": nn.Linear(4, 9), "b": nn.Linear(3, 4), "c": nn.Linear(6, 4)}
+    model = network(behind_split, **layers, out=nn.Linear(8, 2)).double().eval()
+    x = torch.randn(5, 4).double()
     groups = ps.channels(model, x)
     # (the parts of a split are groups of their own)
     assert {name.split()[0] for name in groups.refused} == {"a.weight"}
@@ -393,20 +329,9 @@ def test_tables_of_heads_and_of_experts():
 
 
 def test_states_of_a_recurrent_layer_of_torch():
-    rnn, out = (
-        nn.RNN(3, 6, nonlinearity="relu", batch_first=True).double(),
-        nn.Linear(6, 2).double(),
-    )
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = rnn, out
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.rnn(x)[0])
-
-    model, x = Net(), TOKENS.double()
+    rnn = nn.RNN(3, 6, nonlinearity="relu", batch_first=True)
+    model = network(lambda net, x: net.out(net.rnn(x)[0]), rnn=rnn, out=nn.Linear(6, 2)).double()
+    x = TOKENS.double()
     small = ps.channels(model, x).remove(keep={"rnn.weight_ih_l0": [0, 2, 5]})
     assert small.rnn.hidden_size == 3
     by_hand = copy.deepcopy(model)
@@ -467,16 +392,6 @@ def test_a_rescaled_model_keeps_the_same_channels_by_paths(name):
     ps.rescale_(model, graph, torch.randn(graph.num_units).double())
     for name, scores in ps.channels(model, x).importance("paths").items():
         torch.testing.assert_close(scores, before[name])
-
-
-def test_what_a_normalisation_hides_tells_no_channels_apart():
-    model = (
-        nn.Sequential(nn.Linear(4, 6), *BETWEEN["no parameters"](), nn.Linear(6, 2)).double().eval()
-    )
-    (scores,) = ps.channels(model, torch.randn(5, 4).double()).importance("paths").values()
-    # what enters has the same size in all of them, what leaves has no free scale
-    entering = scores.square() - model[3].weight.detach().square().sum(0)
-    torch.testing.assert_close(entering, entering.mean().expand(6))
 
 
 @settings(deadline=None, max_examples=10)
@@ -564,48 +479,11 @@ def test_between_two_models():
     )
 
 
-class Chunks(nn.Module):
-    """A layer whose outputs are cut into equal parts, each with a head of its own."""
-
-    def __init__(self, parts: int) -> None:
-        super().__init__()
-        self.parts, self.wide = parts, nn.Linear(4, 6)
-        self.heads = nn.ModuleList(nn.Linear(6 // parts, 3) for _ in range(parts))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sum(
-            head(part.relu())
-            for head, part in zip(self.heads, self.wide(x).chunk(self.parts, -1), strict=True)
-        )
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
-    model, x = Chunks(parts).double(), torch.randn(5, 4).double()
-    groups = ps.channels(model, x)
-    assert [len(group) for group in groups] == [6 // parts]
-    # (a shorter sum may be rounded otherwise)
-    torch.testing.assert_close(
-        groups.remove(keep=0.5)(x), groups.masked(keep=0.5)(x), rtol=1e-13, atol=1e-13
-    )
-
-
-@pytest.mark.parametrize(
-    "keep",
-    [
-        "half",
-        [0, 1],
-        {"0.weight": [0.5, 0.2]},
-        {"0.weight": torch.ones(8)},
-        {"0.weight": None},
-    ],
-)
-def test_what_is_no_share_and_no_mask_is_one_sentence(keep):
-    groups = ps.channels(
-        nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), torch.randn(4, 4)
-    )
-    with pytest.raises(ps.InputTypeError, match="expected a share"):
-        groups.remove(keep=keep)
+def test_what_is_no_share_and_no_mask_is_one_sentence():
+    groups = ps.channels(*build("plain"))
+    for keep in ("half", [0, 1], *({"0.weight": own} for own in ([0.5, 0.2], torch.ones(7), None))):
+        with pytest.raises(ps.InputTypeError, match="expected a share"):
+            groups.remove(keep=keep)
     with pytest.raises(ps.InputError, match="no channel group 5"):
         groups[5]
 
@@ -639,21 +517,6 @@ def test_numbers_of_the_same_value_remain():
 STORED = {
     "instance norm": (
         lambda: [nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)],
-        (2, 3, 9, 9),
-        {"1.num_features": 4},
-    ),
-    "one image": (
-        lambda: [nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3)],
-        (3, 9, 9),
-        {"1.num_features": 4},
-    ),
-    "statistics of the batch": (
-        lambda: [
-            nn.Conv2d(3, 8, 3),
-            nn.BatchNorm2d(8, affine=False, track_running_stats=False),
-            nn.ReLU(),
-            nn.Conv2d(8, 2, 3),
-        ],
         (2, 3, 9, 9),
         {"1.num_features": 4},
     ),

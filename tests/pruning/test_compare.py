@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import network
 from torch import Tensor, nn
 
 import pathspace as ps
@@ -37,29 +38,15 @@ def reordered(model: nn.Module, rows: Sequence[str], columns: Sequence[str], ord
     return twin
 
 
-class Grouped(nn.Module):
-    def __init__(self, width: int = 12, groups: int = 3) -> None:
-        super().__init__()
-        self.a, self.o = nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1)
-        self.g = nn.Conv2d(width, width, 3, padding=1, groups=groups)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.o(F.relu(self.g(F.relu(self.a(x)))))
-
-
 def test_outputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    a = Grouped().eval()
+    a = network(
+        lambda net, x: net.o(F.relu(net.g(F.relu(net.a(x))))),
+        a=nn.Conv2d(3, 12, 1),
+        g=nn.Conv2d(12, 12, 3, padding=1, groups=3),
+        o=nn.Conv2d(12, 4, 1),
+    ).eval()
     order = torch.cat([torch.tensor([2, 0, 3, 1]) + 4 * group for group in range(3)])
     b = reordered(a, ["g.weight", "g.bias"], ["o.weight"], order)
-    assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
-
-
-def test_inputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
-    a, inside = Grouped().eval(), torch.tensor([2, 0, 3, 1])
-    order = torch.cat([inside + 4 * group for group in range(3)])
-    b = reordered(a, ["a.weight", "a.bias"], [], order)
-    with torch.no_grad():
-        b.g.weight.copy_(a.g.weight[:, inside])
     assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
 
 
@@ -102,62 +89,21 @@ def test_query_heads_that_share_one_key_head_may_change_places() -> None:
     assert judged(a, b, torch.randn(2, 5, 16)).same is not False
 
 
-class Experts(nn.Module):
-    def __init__(self, width: int = 8, hidden: int = 6, experts: int = 4) -> None:
-        super().__init__()
-        self.r = nn.Linear(width, experts)
-        self.u = nn.Parameter(torch.randn(experts, width, hidden))
-        self.w = nn.Parameter(torch.randn(experts, hidden, width))
+def mixed(net: Any, x: Tensor) -> Tensor:
+    h = F.silu(torch.einsum("nd,edh->neh", x, net.u))
+    return torch.einsum("ne,ehd,neh->nd", net.r(x).softmax(-1), net.w, h)
 
-    def forward(self, x: Tensor) -> Any:
-        h = F.silu(torch.einsum("nd,edh->neh", x, self.u))
-        return torch.einsum("ne,ehd,neh->nd", self.r(x).softmax(-1), self.w, h)
+
+def experts() -> Any:
+    """Four experts in tables, and their router."""
+    u, w = nn.Parameter(torch.randn(4, 8, 6)), nn.Parameter(torch.randn(4, 6, 8))
+    return network(mixed, r=nn.Linear(8, 4), u=u, w=w).eval()
 
 
 def test_experts_may_change_places() -> None:
-    a = Experts().eval()
+    a = experts()
     b = reordered(a, ["r.weight", "r.bias", "u", "w"], [], torch.tensor([2, 0, 3, 1]))
     assert judged(a, b, torch.randn(5, 8)).same is not False
-
-
-class HandNorm(nn.Module):
-    def __init__(self, width: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(width) + 0.5)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-class Stream(nn.Module):
-    def __init__(self, norm: Any, width: int = 12) -> None:
-        super().__init__()
-        self.e, self.n, self.n2 = nn.Embedding(20, width), norm(width), norm(width)
-        self.a, self.b = nn.Linear(width, 24), nn.Linear(24, width)
-        self.o = nn.Linear(width, 20)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.e(x)
-        x = x + self.b(F.gelu(self.a(self.n(x))))
-        return self.o(self.n2(x))
-
-
-def test_a_stream_with_a_hand_written_rms_norm_may_change_its_order() -> None:
-    a = Stream(HandNorm).eval()
-    rows = ["n.weight", "n2.weight", "b.weight", "b.bias"]
-    columns = ["e.weight", "a.weight", "o.weight"]
-    b = reordered(a, rows, columns, torch.randperm(12))
-    assert judged(a, b, torch.randint(0, 20, (2, 5))).same
-
-
-def test_channels_of_a_stream_with_a_hand_written_rms_norm_are_listed() -> None:
-    sizes = [
-        sorted(
-            len(group) for group in ps.channels(Stream(norm).eval(), torch.randint(0, 20, (2, 5)))
-        )
-        for norm in (nn.RMSNorm, HandNorm)
-    ]
-    assert sizes[0] == sizes[1] and 12 in sizes[1]
 
 
 def llama() -> Any:
@@ -193,22 +139,6 @@ def test_the_experts_of_a_mixtral_may_change_places() -> None:
     assert judged(a, b, torch.randint(0, 32, (2, 5))).same is not False
 
 
-@pytest.mark.parametrize("between", ["cumsum", "weighted"])
-def test_a_sum_that_depends_on_the_order_fixes_it(between: str) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.o = nn.Linear(3, 6), nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Any:
-            h = self.a(x)
-            weights = torch.arange(6.0, dtype=h.dtype)
-            scale = h.cumsum(-1) if between == "cumsum" else (h * weights).sum(-1, keepdim=True)
-            return self.o(h * scale)
-
-    assert not ps.channels(Net(), torch.randn(2, 3)).groups
-
-
 def test_models_with_other_outputs_are_different() -> None:
     a, x = Attention().eval(), torch.randn(2, 5, 16)
     b = reordered(a, ["v.weight"], ["o.weight"], inside_heads(4, 4))
@@ -217,7 +147,7 @@ def test_models_with_other_outputs_are_different() -> None:
 
 
 def test_orders_that_were_not_searched_are_named() -> None:
-    a = Experts().eval()
+    a = experts()
     order = torch.randperm(6)
     b = copy.deepcopy(a)
     with torch.no_grad():

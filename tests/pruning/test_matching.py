@@ -6,70 +6,51 @@ import copy
 
 import pytest
 import torch
+from cases import network
 from torch import nn
 from torch.nn import functional as F
 
 import pathspace as ps
 
-
-class Beside(nn.Module):
-    """Channels beside what has none: an input, the states of gated layers in two
-    directions, codes of numbers.
-    """
-
-    def __init__(self, beside):
-        super().__init__()
-        self.beside = beside
-        self.wide, self.rnn, self.codes = (
-            nn.Linear(5, 8),
-            nn.LSTM(5, 3, bidirectional=True),
-            nn.Linear(5, 6),
-        )
-        self.head = nn.Linear({"input": 13, "states": 6, "codes": 6}[beside], 3)
-
-    def forward(self, x):
-        if self.beside == "states":
-            return self.head(self.rnn(x)[0])
-        if self.beside == "codes":
-            return self.head(self.codes(nn.functional.one_hot(x.argmax(-1), 5).to(x)).relu())
-        return self.head(torch.cat([self.wide(x).relu(), x], -1))
+# what has no channels beside what has some: an input, the states of gated layers in two directions
+BESIDE = {
+    "input": (
+        lambda net, x: net.head(torch.cat([net.wide(x).relu(), x], -1)), nn.Linear(5, 8), 13, 1,
+    ),
+    "states": (lambda net, x: net.head(net.wide(x)[0]), nn.LSTM(5, 3, bidirectional=True), 6, 0),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("beside", "weight", "count"),
-    [("input", "head", 1), ("states", "head", 0), ("codes", "codes", 1)],
-)
-def test_what_reads_no_channels_keeps_its_order(beside, weight, count):
-    one, x = Beside(beside).double(), torch.randn(7, 5).double()
+@pytest.mark.parametrize("beside", BESIDE)
+def test_what_reads_no_channels_keeps_its_order(beside):
+    forward, wide, read, count = BESIDE[beside]
+    one = network(forward, wide=copy.deepcopy(wide), head=nn.Linear(read, 3)).double()
+    x = torch.randn(7, 5).double()
     groups = ps.channels(one, x)
     assert len(groups.groups) == count
     other = copy.deepcopy(one)
     with torch.no_grad():
-        other.get_parameter(f"{weight}.weight")[:, -5:] = one.get_parameter(f"{weight}.weight")[
-            :, -5:
-        ].roll(1, 1)
+        other.head.weight[:, -5:] = one.head.weight[:, -5:].roll(1, 1)
     assert not ps.compare(one, other, ps.trace(one, x)).same
     assert groups.match(copy.deepcopy(one)).after == 0
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert ps.compare(one, moved, ps.trace(one, x)).same
 
 
-class Tied(nn.Module):
+def tied(size):
     """A weight that is read in both directions, and a layer that is called by keyword."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.code, self.head = nn.Linear(size, 8), nn.Linear(size, 2)
-
-    def forward(self, x):
-        return self.head(input=torch.relu(self.code(x)) @ self.code.weight)
+    return network(
+        lambda net, x: net.head(input=torch.relu(net.code(x)) @ net.code.weight),
+        code=nn.Linear(size, 8),
+        head=nn.Linear(size, 2),
+    )
 
 
 def test_activations_that_cannot_be_observed_are_one_sentence():
     for size in (5, 8):
-        groups = ps.channels(Tied(size), torch.randn(40, size))
+        groups = ps.channels(tied(size), torch.randn(40, size))
         with pytest.raises(ps.UnsupportedError, match="use by='weights'"):
-            groups.match(Tied(size), by="activations")
+            groups.match(tied(size), by="activations")
 
 
 class Mixed(nn.Module):
@@ -114,24 +95,18 @@ def test_models_that_differ_in_integers_masks_or_complex_numbers_are_not_the_sam
     assert not [w for w in recwarn if "discards" in str(w.message)]
 
 
-class Shuffled(nn.Module):
-    """A cut of some sets of channels changes which channels meet in the shuffle."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (
-            nn.Conv2d(3, 8, 1),
-            nn.Conv2d(8, 4, 1),
-            nn.Conv2d(4, 2, 1),
-        )
-
-    def forward(self, x):
-        return self.third(torch.relu(self.second(F.channel_shuffle(torch.relu(self.first(x)), 2))))
-
-
 def test_rectifiers_that_are_off_on_the_example_hide_nothing():
-    model, x = Shuffled(), torch.randn(2, 3, 4, 4)
+    """A cut of some sets of channels changes which channels meet in the shuffle."""
+    model = network(
+        lambda net, x: net.third(
+            torch.relu(net.second(F.channel_shuffle(torch.relu(net.first(x)), 2)))
+        ),
+        first=nn.Conv2d(3, 8, 1),
+        second=nn.Conv2d(8, 4, 1),
+        third=nn.Conv2d(4, 2, 1),
+    )
     model.second.bias.data.fill_(-2.0)
+    x = torch.randn(2, 3, 4, 4)
     groups = ps.channels(model, x)
     with pytest.raises(ps.UnsupportedError, match="differ by"):
         groups.remove(keep={"first.weight": [0, 1, 2, 3]})
@@ -141,37 +116,33 @@ def test_rectifiers_that_are_off_on_the_example_hide_nothing():
     )
 
 
-class Reads(nn.Module):
-    """A layer behind a convolution, behind a maximum over all samples, and before
-    its input is overwritten.
-    """
+def overwritten(net, x):
+    """A layer whose input, perhaps a maximum over all samples, is overwritten after it is read."""
+    hidden = torch.relu(net.first(x))
+    result = net.second(hidden.amax(0) if net.largest else hidden)
+    hidden.zero_()
+    return result
 
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
-        image = kind == "image"
-        self.first = nn.Conv2d(2, 4, 3, padding=1) if image else nn.Linear(3, 4)
-        self.second = nn.Conv2d(4, 2, 3) if image else nn.Linear(4, 2)
 
-    def forward(self, x):
-        hidden = torch.relu(self.first(x))
-        result = self.second(hidden.amax(0) if self.kind == "maximum" else hidden)
-        hidden.zero_()
-        return result
+def reads(kind):
+    first, second = nn.Linear(3, 4), nn.Linear(4, 2)
+    if kind == "image":
+        first, second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 3)
+    return network(overwritten, first=first, second=second, largest=kind == "maximum")
 
 
 @pytest.mark.parametrize(
     ("kind", "shape"), [("image", (2, 16, 16)), ("image", (5, 2, 16, 16)), ("plain", (40, 3))]
 )
 def test_layers_are_observed_as_they_are_called(kind, shape):
-    model, x = Reads(kind).double(), torch.randn(shape).double()
+    model, x = reads(kind).double(), torch.randn(shape).double()
     groups = ps.channels(model, x)
     shuffled = groups.permute({"first.weight": [2, 0, 3, 1]})
     assert groups.match(shuffled, by="activations").after == 0
 
 
 def test_one_sample_correlates_with_nothing():
-    model, x = Reads("maximum"), torch.randn(9, 3)
+    model, x = reads("maximum"), torch.randn(9, 3)
     with pytest.raises(
         ps.InputError, match=r"one sample of what 'second.weight' reads.*; pass more inputs"
     ):

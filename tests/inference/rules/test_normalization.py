@@ -28,20 +28,3 @@ def test_both_operands_of_a_sum_have_the_units_of_its_groups(groups: int, width:
     heads = {block.name: block.head.reshape(-1).tolist() for block in graph.blocks}
     assert heads["i.weight"] == heads["c.weight"] == heads["i.bias"] == heads["c.bias"]
     assert len(set(heads["c.weight"])) == groups
-
-
-@pytest.mark.parametrize("more", [False, True])
-def test_tied_groups_are_read_with_any_number_of_dimensions(more: bool) -> None:
-    """A sum reads groups of a stream with one dimension less, or more, than the norm before it: the
-    ids of both have the same memory, and one unit per group.
-    """
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        groups = net.i(x).unflatten(-1, (2, 2))
-        normed = F.normalize(groups if more else groups[None], dim=-2)
-        update = net.c(normed.flatten(-2)).unflatten(-1, (2, 2))
-        y = (groups[None] if more else groups) + update
-        return net.o(F.normalize(y, dim=-2).flatten(-2))
-
-    model = network(forward, i=nn.Linear(3, 4), c=nn.Linear(4, 4), o=nn.Linear(4, 2)).double()
-    traced(model, torch.randn(5, 3).double(), units=2)

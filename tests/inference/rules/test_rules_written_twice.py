@@ -72,12 +72,6 @@ PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
         3,
         {"u": (3, 6, 3)},
     ),
-    "uneven margins by the word same": (
-        lambda m, h: F.conv1d(F.pad(h[:, :, None].expand(-1, -1, 5), (1, 2)), m.u).mean(-1),
-        lambda m, h: F.conv1d(h[:, :, None].expand(-1, -1, 5), m.u, padding="same").mean(-1),
-        3,
-        {"u": (3, 6, 4)},
-    ),
     # operands of other ranks are broadcast before a dimension is counted
     **{
         f"angles along dimension {dim}": (
