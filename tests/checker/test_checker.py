@@ -369,3 +369,52 @@ def test_large_graphs_have_short_proofs_and_need_no_numbers() -> None:
     assert not check(signed(document)).accepted
     endless = {"in": {"order": {"runs": [[1, 1, 1 << 60]]}, "tensor": [], "index": []}}
     assert not check(signed(document, trees=endless)).accepted
+
+
+def fuzz(
+    model: nn.Module, x: Tensor, count: int, seed: int
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Changes of a proof, digest recomputed, that the model does not refute."""
+    document = document_of(model, (x,))
+    assert check(document, model=model, args=(x,)).accepted
+    generator, found = random.Random(seed), []
+    for _ in range(count):
+        broken, place = corrupt(document, generator)
+        if "digest" in broken:
+            broken = sealed(broken)
+        if check(broken).accepted and check(broken, model=model, args=(x,)).accepted:
+            found.append((place, broken))
+    return found
+
+
+def test_zeros_of_a_fresh_network_hide_no_forged_proof() -> None:
+    """Biases of batch norm and running means start at 0, and stay 0 whatever a
+    proof multiplies them by.
+    """
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Conv2d(3, 2, 2), nn.BatchNorm2d(2),
+        nn.ReLU(), nn.Flatten(), nn.Linear(8, 2),
+    ).eval()  # fmt: skip
+    x = torch.randn(16, 2, 5, 5)
+    document = document_of(model, (x,))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for number, tensor in enumerate(document["tensors"]):
+        if tensor["name"] not in ("1.bias", "4.bias"):
+            continue
+        for i, unit in enumerate(tensor["head"]["values"]):
+            broken = copy.deepcopy(document)
+            broken["tensors"][number]["head"]["values"][i] = unit % document["units"] + 1
+            broken = signed(broken)
+            if check(broken).accepted:
+                assert not check(broken, model=model, args=(x,)).accepted, (tensor["name"], i)
+    broken = copy.deepcopy(document)
+    units = broken["statistics"][0]["units"]
+    broken["statistics"][0]["units"] = units[1:] + units[:1]
+    assert not check(signed(broken), model=model, args=(x,)).accepted
+    for place, accepted in fuzz(model, x, 150, 3):
+        # what is left states the same graph in other words
+        if place[0] not in ("model", "pinned", "trees"):
+            assert place[0] in ("statistics", "tensors"), place
+            same = [sorted(map(json.dumps, side[place[0]])) for side in (document, accepted)]
+            assert same[0] == same[1], place
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

@@ -176,3 +176,12 @@ def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
         ps.verify(copy.deepcopy(model), x, graph=graph)
     with pytest.raises(ps.InputTypeError, match="as its graph"):
         ps.verify(model, x, graph=model)  # type: ignore[arg-type]
+
+
+def test_sizes_that_the_graph_does_not_know_are_no_obstacle() -> None:
+    """Rows are repeated by a constant tensor, so that the graph does not know their number."""
+    repeats = torch.tensor([1, 0, 2])
+    certificate = ps.verify(
+        two(lambda net, x: net.a(x).relu().repeat_interleave(repeats, 0)), torch.randn(3, 3)
+    )
+    assert certificate.holds and certificate.units == 4

@@ -345,3 +345,46 @@ def test_products_of_rows_have_the_units_counted_by_hand(form: str) -> None:
     if form != "divided":  # (a quotient has no paths)
         found = certificate.theorem3["evidence"]
         assert found.endswith(f"paths of the network have rank {graph.dimension}"), found
+
+
+PLACES = torch.tensor([0, 2, 2, 1])
+
+
+def wide(h: Tensor) -> Tensor:
+    return PLACES.expand(h.shape)
+
+
+def both(h: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(len(h))[:, None], PLACES[None]
+
+
+# units sent to other places: the empty rows, the features, the input -> the units
+SPREAD: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
+    "index_add": (lambda z, h, x: z.index_add(1, PLACES, h), 3),
+    "scatter_add": (lambda z, h, x: z.scatter_add(1, wide(h), h), 3),
+    "scatter_max": (lambda z, h, x: z.scatter_reduce(1, wide(h), h, "amax", include_self=False), 3),
+    "scatter_mean": (lambda z, h, x: z.scatter_reduce(1, wide(h), h, "mean"), 3),
+    "index_put": (lambda z, h, x: z.index_put(both(h), h, accumulate=True), 3),
+    "index_add to itself": (lambda z, h, x: h[:, :3].index_add(1, PLACES[:1], h[:, 3:]), 3),
+    "data": (lambda z, h, x: z.scatter_add(1, (x > 0).long()[:, :4] + 1, h), 1),
+    "index_copy": (
+        lambda z, h, x: torch.ones_like(h).index_copy(1, torch.tensor([3, 1, 0, 2]), h)[:, :3],
+        3,
+    ),
+    "index_fill": (lambda z, h, x: h.index_fill(1, torch.tensor([1]), 1.0)[:, :3], 2),
+}
+
+
+@pytest.mark.parametrize("how", SPREAD)
+def test_known_positions_keep_units_apart(how: str) -> None:
+    operation, units = SPREAD[how]
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x).relu()
+        return net.head(operation(h.new_zeros(h.shape[0], 3), h, x))
+
+    model = randomised(network(forward, a=nn.Linear(WIDTH, 4), head=nn.Linear(3, 2)))
+    samples = [vectors() for _ in range(12)]
+    graph = ps.trace(model, *samples[0])
+    assert graph.num_units == units
+    assert worst_change(model, graph, samples) < 1e-11

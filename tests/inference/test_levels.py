@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import network
 from descent import descend
-from rescaled import change
+from rescaled import change, traced
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -176,3 +176,40 @@ def test_of_multiplied_scales_the_exact_level_is_a_subspace() -> None:
     torch.testing.assert_close(graph.exact_part(phi), torch.tensor([1.0, -1.0]).double())
     assert change(model, graph, x, exact=True) < 1e-12 < 1e-3 < change(model, graph, x)
     assert ps.verify(model, x).units_exact == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_sum_that_its_type_cannot_hold_stays_positive(
+    digits: tuple[nn.Sequential, Tensor], dtype: torch.dtype
+) -> None:
+    model, x = digits
+    graph = ps.trace(model, x)
+    tiny = ps.rescale_(copy.deepcopy(model).to(dtype), graph, torch.full((22,), -9.0))
+    assert float((tiny[1].running_var.double() + EPS).min()) > 0
+    assert bool(tiny(x.to(dtype)).isfinite().all())
+
+
+def two(second: float) -> nn.Module:
+    """One batch norm's statistics read by two calls, each with an eps of its own."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        norm = net.norm
+        for layer, eps in ((net.a, EPS), (net.b, second)):
+            x = F.batch_norm(
+                layer(x), norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=eps
+            )
+        return net.c(F.relu(x))
+
+    a, b, c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    model = network(forward, a=a, b=b, c=c, norm=nn.BatchNorm1d(4))
+    model.norm.running_var.uniform_(1e-4, 1e-2)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize(("second", "units"), [(EPS, 8), (1e-5, 4)])
+def test_norms_that_share_statistics_have_to_agree_on_eps(second: float, units: int) -> None:
+    model, x = two(second), torch.randn(6, 3).double()
+    graph = traced(model, x, units=units, within=1e-11)
+    assert graph.num_exact_units == units
+    assert any("different eps" in pin.reason for pin in graph.pinned) == (units == 4)
+    assert ps.verify(model, x).holds

@@ -518,3 +518,24 @@ def test_units_do_not_depend_on_the_number_of_ids(
     for one, other in zip(quick.blocks, slow.blocks, strict=True):
         for ids, expected in ((one.tail, other.tail), (one.head, other.head)):
             assert torch.equal(ids.expand(one.shape), expected.expand(one.shape)), one.name
+
+
+@pytest.mark.parametrize("largest", [F.max_pool1d, F.adaptive_max_pool1d])
+def test_weights_that_decide_only_positions_are_used(largest: Callable[..., Any]) -> None:
+    """Which element of a window is the largest depends on them, and not on their scale."""
+    model = network(
+        lambda net, x: net.last(largest(net.first(x), 2, return_indices=True)[1].to(x.dtype)),
+        first=nn.Conv1d(2, 3, 1),
+        last=nn.Linear(3 if largest is F.max_pool1d else 2, 2),
+    )
+    certificate = ps.verify(model.double(), torch.randn(4, 2, 6).double())
+    assert not certificate.unused and certificate.holds
+    assert certificate.weights == certificate.parameters["total"] and certificate.units == 3
+
+
+def test_a_constant_padding_is_listed_as_what_fixes_the_scales() -> None:
+    (pin,) = ps.trace(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConstantPad2d(1, 1.0), nn.Conv2d(4, 2, 3)),
+        torch.randn(1, 3, 5, 5),
+    ).pinned
+    assert (pin.op, pin.elements) == ("aten.pad", 4)

@@ -71,3 +71,36 @@ def test_a_state_that_does_not_exist_is_named() -> None:
         ps.Carried(Language(), {"h": 7})(X, H)
     with pytest.raises(ps.InputError, match="calls=1"):
         ps.Carried(Language(), {"h": 1}, calls=1)
+
+
+class Squared(nn.Module):
+    """The state is squared from call to call, so that no scale of it is free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write, self.read = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(self.write(x)) + h * h
+        return self.read(h), h
+
+
+def test_a_state_that_is_squared_stays_fixed() -> None:
+    x, h = torch.randn(6, 3), torch.zeros(6, 4)
+    assert ps.trace(ps.Carried(Squared(), {"h": 1}), x, h).num_units == 0
+
+
+def test_a_flag_in_a_buffer_does_not_keep_a_model_from_other_sizes() -> None:
+    class Flagged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.places = nn.Parameter(torch.randn(10, 4))
+            self.register_buffer("steps", torch.tensor(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.steps > 5 or not bool(self.steps):
+                x = x * 2
+            return self.b(torch.relu(self.a(x) + self.places[: x.shape[1]]))
+
+    assert "as captured at" in ps.trace(Flagged(), X).range

@@ -211,3 +211,21 @@ def test_copies_of_copies_have_parameters_of_their_own() -> None:
     twin = copy.deepcopy(safe_deepcopy(model)).double()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in twin.parameters()} == {torch.float64}
+
+
+def test_two_traces_at_once_do_not_disturb_each_other() -> None:
+    from torch.nn.modules import transformer
+
+    before = transformer._detect_is_causal_mask
+    found: list[int] = []
+
+    def run() -> None:
+        found.append(ps.trace(Net(), torch.randn(5, 3)).num_units)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [4, 4, 4]
+    assert transformer._detect_is_causal_mask is before

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.inference.records import distinct_columns
+from pathspace.inference.relations import Relations
 from pathspace.inference.values import NEUTRAL
 from pathspace.paths.counting_vectors import whole_product
 
@@ -174,3 +175,18 @@ def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, head
     graph = ps.trace(model, x)
     assert change(model, graph, x) < 1e-8
     assert len(graph.skeleton().basis()) == graph.num_weights - graph.num_units
+
+
+def test_multiples_that_grow_from_relation_to_relation_do_not_wrap_around() -> None:
+    """Fibonacci numbers of scales: each is the sum of the two before."""
+    for count in (20, 120):
+        scales = Relations()
+        ids = scales.fresh((count,))
+        scales.relate((1, ids[2:]), (-1, ids[1:-1]), (-1, ids[:-2]))
+        solution = scales.resolve()
+        largest = int(abs(solution.forms).max()) if solution.forms.nnz else 0
+        assert largest <= 2**31
+        if count == 20:
+            assert solution.units == 2 and largest > 30
+        else:
+            assert scales.too_high

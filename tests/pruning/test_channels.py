@@ -559,3 +559,13 @@ def test_what_stays_and_what_goes_have_names(name):
         assert torch.equal(cut(remove=share)(x), cut(keep=1 - share)(x))
     assert torch.equal(cut()(x), cut(keep=0.5)(x))
     assert len(groups.remove(remove=0.1)[0].weight) == 9
+
+
+def test_what_a_normalisation_hides_tells_no_channels_apart():
+    model = (
+        nn.Sequential(nn.Linear(4, 6), *BETWEEN["no parameters"](), nn.Linear(6, 2)).double().eval()
+    )
+    (scores,) = ps.channels(model, torch.randn(5, 4).double()).importance("paths").values()
+    # what enters has the same size in all of them, what leaves has no free scale
+    entering = scores.square() - model[3].weight.detach().square().sum(0)
+    torch.testing.assert_close(entering, entering.mean().expand(6))

@@ -155,3 +155,62 @@ def test_orders_that_were_not_searched_are_named() -> None:
     found = judged(a, b, torch.randn(5, 8))
     assert found.same is None and found.outputs < 1e-6
     assert any(place.startswith("u, ") for place in found.unsearched)
+
+
+class Grouped(nn.Module):
+    def __init__(self, width: int = 12, groups: int = 3) -> None:
+        super().__init__()
+        self.a, self.o = nn.Conv2d(3, width, 1), nn.Conv2d(width, 4, 1)
+        self.g = nn.Conv2d(width, width, 3, padding=1, groups=groups)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.o(F.relu(self.g(F.relu(self.a(x)))))
+
+
+def test_inputs_of_a_grouped_convolution_may_change_places_inside_their_group() -> None:
+    a, inside = Grouped().eval(), torch.tensor([2, 0, 3, 1])
+    order = torch.cat([inside + 4 * group for group in range(3)])
+    b = reordered(a, ["a.weight", "a.bias"], [], order)
+    with torch.no_grad():
+        b.g.weight.copy_(a.g.weight[:, inside])
+    assert judged(a, b, torch.randn(2, 3, 6, 6)).same is not False
+
+
+class HandNorm(nn.Module):
+    def __init__(self, width: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Stream(nn.Module):
+    def __init__(self, norm: Any, width: int = 12) -> None:
+        super().__init__()
+        self.e, self.n, self.n2 = nn.Embedding(20, width), norm(width), norm(width)
+        self.a, self.b = nn.Linear(width, 24), nn.Linear(24, width)
+        self.o = nn.Linear(width, 20)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.e(x)
+        x = x + self.b(F.gelu(self.a(self.n(x))))
+        return self.o(self.n2(x))
+
+
+def test_a_stream_with_a_hand_written_rms_norm_may_change_its_order() -> None:
+    a = Stream(HandNorm).eval()
+    rows = ["n.weight", "n2.weight", "b.weight", "b.bias"]
+    columns = ["e.weight", "a.weight", "o.weight"]
+    b = reordered(a, rows, columns, torch.randperm(12))
+    assert judged(a, b, torch.randint(0, 20, (2, 5))).same
+
+
+def test_channels_of_a_stream_with_a_hand_written_rms_norm_are_listed() -> None:
+    sizes = [
+        sorted(
+            len(group) for group in ps.channels(Stream(norm).eval(), torch.randint(0, 20, (2, 5)))
+        )
+        for norm in (nn.RMSNorm, HandNorm)
+    ]
+    assert sizes[0] == sizes[1] and 12 in sizes[1]
