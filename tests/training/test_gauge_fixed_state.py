@@ -53,20 +53,6 @@ def test_copies_of_the_traced_model_and_wrappers() -> None:
     assert np.array_equal(*losses)
 
 
-def test_fabric_wraps_it_like_any_optimizer() -> None:
-    from lightning.fabric import Fabric
-
-    model, x, y = made(mlp)
-    graph, losses = ps.trace(model, x[:2]), []
-    for wrapped in (False, True):
-        one = copy.deepcopy(model)
-        optimizer: Any = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=1e-2), graph, model=one)
-        if wrapped:
-            one, optimizer = Fabric(accelerator="cpu", devices=1).setup(one, optimizer)
-        losses.append(train(one, optimizer, x, y, 5))
-    assert np.array_equal(*losses)
-
-
 @pytest.mark.parametrize("where", ["canonical", "user"])
 @pytest.mark.parametrize("by", ["unwrap", "optimizers"])
 def test_what_was_wrapped_is_wrapped_again(where: str, by: str) -> None:
