@@ -133,29 +133,6 @@ def test_the_command_lists_and_fetches(package: Path) -> None:
     assert wrong.exit_code == 2 and "choose one of" in wrong.stderr
 
 
-def test_data_of_several_packages_is_put_together(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripts = {
-        "apt-get": 'shift; for name in "$@"; do touch $name.deb; done',
-        "dpkg-deb": f'mkdir -p "$3"; cp -r {tmp_path}/$(basename "$2" .deb)/. "$3"',
-    }
-    for name, script in scripts.items():
-        (tmp_path / "programs" / name).write_text(f"#!/bin/sh\n{script}\n")
-    packages = {}
-    for name in ("one", "two"):
-        (tmp_path / name / "usr").mkdir(parents=True)
-        (tmp_path / name / "usr" / f"{name}.mo").write_text(name)
-        packages[name] = {f"usr/{name}.mo": hashlib.sha256(name.encode()).hexdigest()}
-    both = data.Source("both", "GPL", debian=packages)
-    monkeypatch.setitem(data.SOURCES, "both", both)
-    assert sorted(path.name for path in data.fetch("both").iterdir()) == ["one.mo", "two.mo"]
-    assert both.place == "Debian: 2 packages"
-    (tmp_path / "two" / "usr" / "two.mo").write_text("another")
-    with pytest.raises(InputError, match=r"'two\.mo' of Debian: 2 packages has"):
-        data.fetch("both", tmp_path / "elsewhere")
-
-
 def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(InputError, match="run 'pathspace data fetch catalogues' once"):

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator, swin
+from pathspace.training.experiments.models import DeepResNet, Translator, swin
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
-from pathspace.training.penal import penalise_
 
 
 @pytest.fixture(scope="module")
@@ -73,28 +72,9 @@ def test_the_original_transformer_is_that_of_its_paper() -> None:
     assert not [name for name in dropped if name.endswith(".dropout")]
 
 
-def test_norms_after_sums_leave_the_chain_its_nodes() -> None:
-    """An encoder layer has two additions, a decoder layer three; each gets its connection."""
-    pairs = torch.randint(1, 20, (3, 9))
-    strong, weak = (Translator(20, 4, 8, 2, 16, 2, original=True) for _ in range(2))
-    weak.load_state_dict(strong.state_dict())
-    penalise_(strong, pairs, tau=0.3)
-    torch.testing.assert_close(strong(pairs), weak(pairs))
-    for model in (strong, weak):
-        model(pairs).square().mean().backward()
-    differ = {
-        name
-        for (name, one), other in zip(strong.named_parameters(), weak.parameters(), strict=True)
-        if not torch.allclose(one.grad, other.grad)  # type: ignore[arg-type]
-    }
-    branches = ["encoder.{}.linear2", "encoder.{}.self_attn.out_proj", "decoder.{}.linear2"]
-    branches += ["decoder.{}.self_attn.out_proj", "decoder.{}.multihead_attn.out_proj"]
-    assert {f"{branch.format(layer)}.weight" for branch in branches for layer in "01"} <= differ
-
-
 @pytest.mark.parametrize(
     ("depth", "weights"),
-    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
+    [(18, 11_689_512), (50, 25_557_032)],
 )
 def test_deep_residual_networks_have_the_published_sizes(depth: int, weights: int) -> None:
     with torch.device("meta"):
@@ -103,33 +83,8 @@ def test_deep_residual_networks_have_the_published_sizes(depth: int, weights: in
     kernels = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
     assert model.stem(torch.zeros(1, 3, 224, 224, device="meta")).shape[2:] == (56, 56)
     assert kernels[0].kernel_size == (7, 7)
-
-
-def test_a_deep_residual_network_of_small_images_keeps_them_whole_at_first() -> None:
-    model = DeepResNet(18, width=4, outputs=100, small=True)
-    images = torch.randn(2, 3, 32, 32)
-    assert model.stem(images).shape == (2, 4, 32, 32)
-    assert model.blocks(model.stem(images)).shape == (2, 32, 4, 4)
     with pytest.raises(InputError, match="of 20 layers does not exist; give one of: 18, 34"):
         DeepResNet(20)
-
-
-def test_overlapping_maxima_halve_images_where_the_cited_network_does() -> None:
-    images, sizes = torch.randn(2, 3, 32, 32), {}
-    for overlapping in (False, True):
-        stream, seen = images, []
-        model = RecurrentCNN(3, 4, 10, overlapping=overlapping)
-        stream = model.stem(stream)
-        for layer in model.body:
-            stream = layer(stream)
-            seen.append((type(layer).__name__, stream.shape[-1]))
-        sizes[overlapping] = seen
-    recur, pool = "RecurrentConv", "MaxPool2d"
-    late = [(pool, 16), (recur, 16), (recur, 16), (pool, 8), (recur, 8), (recur, 8)]
-    early = [(recur, 32), (pool, 16), (recur, 16), (pool, 8), (recur, 8), (recur, 8)]
-    assert sizes == {True: late, False: early}
-    with pytest.raises(InputError, match="'residual' has no overlapping"):
-        load_task("digits-images", network="residual", overlapping=True)
 
 
 def photographs(folder: Path, count: int = 3) -> Path:
