@@ -4,8 +4,6 @@ differences are all listed.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,11 +29,10 @@ from pathspace.training.experiments.reproduce.recipes import (
     settled,
     table_cells,
 )
-from pathspace.training.experiments.reproduce.recipes.full import KNOWN, full_arm
+from pathspace.training.experiments.reproduce.recipes.full import full_arm
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.tuning import measure
 from pathspace.training.experiments.tasks import task_names
-from tests.training.test_training_data import write_mnist
 
 SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
@@ -142,34 +139,6 @@ def test_a_change_of_the_run_is_listed() -> None:
             differences(cell, of_full(cell, **{**adam, **more})) for more in ({}, {name: value})
         )
         assert any(line.startswith(f"{FIELDS[key]}: ") for line in set(after) - set(before)), name
-
-
-def test_other_data_in_the_format_of_the_papers_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files of MNIST's format are those of MNIST, of Fashion-MNIST, or unknown."""
-    write_mnist(tmp_path, packed=True)
-    arms, _ = full_arms("path-space-table-1", replace(SETTING, data=tmp_path))
-    place = "sMNIST-28", "SGD"
-    pairs = [(table_cells("path-space-table-1")[place], arms[place])]
-
-    def said() -> list[str]:
-        lines = listed(pairs, replace(SETTING, data=tmp_path))
-        return [line for line in lines if line.startswith("Data: ")]
-
-    wanted = "in place of MNIST in 28 steps of 28 pixels."
-    assert said() == [f"Data: files that are not recognised as MNIST {wanted}"]
-    own = {
-        name: hashlib.md5(gzip.decompress((tmp_path / f"{name}.gz").read_bytes())).hexdigest()
-        for name in KNOWN["MNIST"]["files"]
-    }
-    for name, lines in (
-        ("Fashion-MNIST", [f"Data: Fashion-MNIST in 28 steps of 28 pixels {wanted}"]),
-        ("MNIST", []),
-    ):
-        with monkeypatch.context() as changed:
-            changed.setitem(KNOWN, name, KNOWN[name] | {"files": own})
-            assert said() == lines
 
 
 def test_cells_that_cannot_be_trained_say_why() -> None:

@@ -113,21 +113,6 @@ def test_verdicts_follow_the_record(
     ] == [verdict, turned]
 
 
-def test_other_data_does_not_refute_a_statement(tmp_path: Path) -> None:
-    """What a stand-in does not show is no verdict on the document's data, which is named."""
-    lines = (
-        "Data: Fashion-MNIST in 28 steps of 28 pixels in place of MNIST. (G-SGD; SGD)",
-        "Data: digits in place of CIFAR-10.",
-    )
-    claims = (("fashion-28: a wins", "no difference that matters"),)
-    replace(record(*claims), name="smnist", differs=lines).write(tmp_path / "smnist.json")
-    statement = one(record="smnist", claims="a wins", kind="experiment")
-    (judged,) = judge_all([statement], tmp_path)
-    assert judged.verdict == "not shown"
-    assert judged.detail.endswith("On Fashion-MNIST in 28 steps of 28 pixels in place of MNIST.")
-    assert "**does not show on a stand-in**" in render_statements([judged], tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "scale", "differs", "verdict", "said"),
     [

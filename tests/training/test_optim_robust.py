@@ -234,26 +234,16 @@ def test_prefixes_of_wrappers_are_no_part_of_names(kind: type[Any], prefix: str)
 
 @pathwise
 def test_weights_changed_by_others_are_noticed(make: Callable[..., Any]) -> None:
-    """As averages are, which are swapped in and out."""
     model = net()
     optimizer = make(model, skeleton_of(model))
     step(model, optimizer, steps=3)
-    kept = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.data.mul_(0.5)
     changed = copy.deepcopy(model)
     for group in optimizer.param_groups:
-        rate, group["lr"] = group["lr"], 0.0
+        group["lr"] = 0.0
     step(model, optimizer)
     assert largest_difference(model, changed) < 1e-14
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    for p, old in zip(model.parameters(), kept, strict=True):
-        p.data = old.clone()
-    twin, copied = copy.deepcopy((model, optimizer))
-    step(model, optimizer, steps=3)
-    step(twin, copied, steps=3)
-    assert equal(model, twin)
 
 
 def test_a_weight_of_zero_on_a_tree_is_refused_before_anything_changes() -> None:

@@ -160,18 +160,6 @@ def test_magnitude_trees_wait_for_large_edges() -> None:
     graph = ps.trace(model, x)
     skeleton = graph.skeleton("magnitude")
     assert not skeleton.masks["up.bias"].any() and skeleton.incoming["up.weight"].sum() == 6
-    target = torch.randn(16, 2).double()
-    losses = []
-    optimizer = GSGD(model.named_parameters(), lr=1e-12, skeleton=skeleton)
-    for lr in [1e-12] * 3 + [1e-2] * 20:
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[3] == pytest.approx(losses[0], rel=1e-9)
-    assert losses[-1] < 0.9 * losses[0]
     twin = ps.rescale_(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
     pair = [ps.trace(net, x).skeleton("magnitude") for net in (model, twin)]
     for one, two in zip(
