@@ -132,17 +132,6 @@ def test_only_the_documents_own_setting_refutes(
     assert judged.verdict == verdict and f"worse. {said}".rstrip() in judged.detail
 
 
-def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
-    found = record(("x: a wins", "better"), ("y: a wins", "undecided"))
-    silent = {"nothing": "neither beats a guess"}
-    replace(found, claims=(found.claims[0], found.claims[1] | silent)).write(tmp_path / "toy.json")
-    statement = one(record="toy", claims="a wins", kind="experiment")
-    (judged,) = judge_all([statement], tmp_path)
-    assert judged.verdict == "true" and "y: a wins: neither beats a guess" in judged.detail
-    replace(found, claims=(found.claims[1] | silent,)).write(tmp_path / "toy.json")
-    assert judge_all([statement], tmp_path)[0].verdict == "undecided"
-
-
 def test_without_records_experiments_are_not_tried(tmp_path: Path) -> None:
     computed = [s for s in load_statements() if s.record or s.measured]
     for judged in judge_all(computed, tmp_path / "none"):

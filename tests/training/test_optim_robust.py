@@ -320,14 +320,10 @@ def test_masks_from_a_file_make_the_optimizer_that_wrote_them(tmp_path: Path) ->
     model, path = net(), tmp_path / "masks.safetensors"
     skeleton = ps.trace(model, X).skeleton("random", seed=4)
     ps.save_masks(skeleton, path)
-    masks = ps.load_masks(path)
-    found = masks.skeleton(ps.trace(model, X))
-    twin = copy.deepcopy(model)
-    for one, trees in ((model, skeleton), (twin, found)):
+    masks, twin = ps.load_masks(path), copy.deepcopy(model)
+    for one, trees in ((model, skeleton), (twin, masks.skeleton(ps.trace(model, X)))):
         step(one, MEMBERS["cap"](one, trees), steps=3)
     assert equal(model, twin)
-    with pytest.raises(InputError, match=r"found a mask of shape \(6, 4\) of '0\.weight'"):
-        masks.skeleton(ps.trace(mlp(4, 5, 2).double(), X))
     for mask in masks.incoming.values():
         mask.zero_()
     with pytest.raises(InputError, match="reach 0 of 11 units"):

@@ -315,15 +315,10 @@ def refusals() -> Found:
         lambda: PathSGD(model.named_parameters(), model=model, example=(x[:1],))
     )
     found["gauge"] = refusal(lambda: GaugeFixed(optimizer, skeleton.graph, model=model))
-    for original in (True, False):
-        model, x, _ = setting()
-        wrapped = FullyShardedDataParallel(
-            model, use_orig_params=original, device_id=torch.device("cpu")
-        )
-        found[f"joined {original}"] = refusal(
-            lambda wrapped=wrapped: MAKERS["gsgd"](wrapped, skeleton)
-        )
-        found[f"traced {original}"] = refusal(lambda wrapped=wrapped, x=x: ps.trace(wrapped, x))
+    model, x, _ = setting()
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    found["joined"] = refusal(lambda: MAKERS["gsgd"](wrapped, skeleton))
+    found["traced"] = refusal(lambda: ps.trace(wrapped, x))
     model, x, _ = setting()
     own = ps.trace(model, x).skeleton()
     found["some"] = refusal(
@@ -420,10 +415,8 @@ def test_four_processes_save_and_two_go_on(
     [
         ("path norm", "use DistributedDataParallel instead"),
         ("gauge", "use DistributedDataParallel, or GSGD and GAdam, which take shards"),
-        ("joined True", "as FullyShardedDataParallel hands them out"),
-        ("joined False", "as FullyShardedDataParallel hands them out"),
-        ("traced True", "pass the model that it was made of"),
-        ("traced False", "pass the model that it was made of"),
+        ("joined", "as FullyShardedDataParallel hands them out"),
+        ("traced", "pass the model that it was made of"),
         ("some", "as ZeroRedundancyOptimizer hands them out"),
     ],
 )
