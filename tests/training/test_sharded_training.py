@@ -1,5 +1,5 @@
-"""Two and four processes, with copies of the weights or with weights cut in every way that torch
-offers, take the steps of one process.
+"""Two and four processes, with copies of the weights or with weights cut in the usual ways, take
+the steps of one process.
 """
 
 from __future__ import annotations
