@@ -20,15 +20,7 @@ from zoo.entry import Entry, load
 
 import pathspace as ps
 from pathspace import diagnostics
-from pathspace.training import (
-    GSGD,
-    GAdam,
-    GaugeFixed,
-    PathSGD,
-    init_skeleton_,
-    penalise_,
-    suggest,
-)
+from pathspace.training import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton_, penalise_, suggest
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENTRIES = [entry for entry in load().values() if entry.fast]

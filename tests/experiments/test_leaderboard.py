@@ -15,14 +15,8 @@ import pytest
 import torch
 
 from pathspace.training.experiments.json_lines import read_lines
-from pathspace.training.experiments.reproduce import (
-    Setting,
-    leaderboard,
-    leaderboard_run,
-)
-from pathspace.training.experiments.reproduce.leaderboard import (
-    contest,
-)
+from pathspace.training.experiments.reproduce import Setting, leaderboard, leaderboard_run
+from pathspace.training.experiments.reproduce.leaderboard import contest
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,

@@ -133,6 +133,8 @@ def test_a_change_of_the_run_is_listed() -> None:
             differences(cell, of_full(cell, **{**adam, **more})) for more in ({}, {name: value})
         )
         assert any(line.startswith(f"{FIELDS[key]}: ") for line in set(after) - set(before)), name
+    few = replace(full_arm("x", cell, SETTING).base, task="fashion-28", options=(("limit", 999),))
+    assert "999 of 55,000 training examples" in describe(few, (0.1,), 2, 1)["data"]
 
 
 def test_cells_that_cannot_be_trained_say_why() -> None:

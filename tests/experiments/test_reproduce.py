@@ -31,10 +31,7 @@ from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.recipe import optimizer_kind
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.command import (
-    records,
-    trial_of,
-)
+from pathspace.training.experiments.reproduce.command import records, trial_of, up_to_date
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -48,7 +45,7 @@ from pathspace.training.experiments.reproduce.holm import (
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.record import Record, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, judged, judged_again
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Net, target, train_toys
 from pathspace.training.experiments.reproduce.trial import (
@@ -656,6 +653,22 @@ def test_bad_input_is_one_sentence(
     assert result.exit_code == 2 and sentence in flat(result.stderr)
     assert "Traceback" not in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
+
+
+@pytest.mark.parametrize("name", ["race", *TRIALS])
+def test_what_records_say_of_their_runs_is_what_the_journals_say(name: str) -> None:
+    """If this fails, run: pathspace reproduce page --out docs/reproduction."""
+    record = Record.read(DOCS / "reproduction" / f"{name}.json")
+    journal = DOCS / "reproduction" / f"{name}-trials.jsonl"
+    # what was overlooked comes back, from the journal alone
+    rows = (*record.ours.rows, ("published: ours", *"–––"))
+    old = replace(record, differs=record.differs[1:], ours=Table(record.ours.columns, rows))
+    assert judged_again(up_to_date(old, EXPERIMENTS[name], journal)) == record
+    # a record of other runs stays
+    told = record.data["arms"]
+    others = [told[0] | {"tests": [0.5] * len(told[0]["tests"])}, *told[1:]]
+    other = replace(old, data=record.data | {"arms": others})
+    assert up_to_date(other, EXPERIMENTS[name], journal) is other
 
 
 def test_runs_are_handed_to_the_device() -> None:

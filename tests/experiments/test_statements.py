@@ -21,11 +21,7 @@ from pathspace.training.experiments.reproduce.statements import (
     judge_all,
     load_statements,
 )
-from pathspace.training.experiments.reproduce.statements.evidence import (
-    RULES,
-    Kind,
-    Verdict,
-)
+from pathspace.training.experiments.reproduce.statements.evidence import RULES, Kind, Verdict
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "reproduction"
