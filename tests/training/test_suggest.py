@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import advice
-from cases import mlp, network
+from cases import mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -31,22 +31,12 @@ def conv() -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(24, 3))
 
 
-def adapted() -> nn.Module:
-    """A frozen layer with a low-rank adapter."""
-    return network(
-        lambda net, x: net.out(torch.relu(net.base(x) + x @ net.a.T @ net.b.T)),
-        base=nn.Linear(5, 8).requires_grad_(False), out=nn.Linear(8, 3).requires_grad_(False),
-        a=nn.Parameter(torch.randn(2, 5) / 5), b=nn.Parameter(torch.zeros(8, 2)),
-    )  # fmt: skip
-
-
 SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (deep, (5,)),
     "cnn": (conv, (1, 6, 6)),
     "resnet": (lambda: CifarResNet(8, channels=1, width=4, outputs=3), (1, 6, 6)),
     "vit": (lambda: VisionTransformer(size=6, patch=3, width=8, outputs=3), (1, 6, 6)),
     "gpt": (lambda: CharacterGPT(9, 6, width=8), (6,)),
-    "adapter": (adapted, (5,)),
 }
 
 

@@ -89,19 +89,6 @@ def test_mnist_is_read_and_normalised_by_its_training_part(tmp_path: Path, packe
     assert torch.equal(train.targets, torch.tensor(labels[:22].astype(int)))
 
 
-@pytest.mark.parametrize("steps", [28, 98])
-def test_mnist_is_cut_into_steps(tmp_path: Path, steps: int) -> None:
-    write_mnist(tmp_path)
-    plain = load_task(f"mnist-{steps}", hidden=4, data=str(tmp_path))
-    shuffled = load_task(f"mnist-{steps}-permuted", hidden=4, data=str(tmp_path))
-    assert plain.train.inputs.shape == shuffled.train.inputs.shape == (22, steps, 784 // steps)
-    assert torch.equal(
-        plain.train.inputs.flatten(1).sort(1).values,
-        shuffled.train.inputs.flatten(1).sort(1).values,
-    )
-    assert plain.make_model(0)(plain.train.inputs[:2]).shape == (2, 10)
-
-
 @pytest.mark.parametrize(
     ("dtype", "code"), [("u1", 8), ("i1", 9), ("i2", 11), ("i4", 12), ("f4", 13), ("f8", 14)]
 )
