@@ -1,11 +1,10 @@
-"""What a run would use, read from its task, model, optimizer and trainer, field by field: nothing
-here knows the recipes, or how runs are described.
+"""What a run would use, read from its task, model, optimizer and trainer: nothing here knows the
+recipes, or how runs are described.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +74,6 @@ class Built:
             optimizer.optimizers if not shell and hasattr(optimizer, "optimizers") else [optimizer]
         )
 
-    def of(self, field: str) -> Any:
-        """Return what the network says of a field, ``none`` where it says nothing."""
-        found = NETWORKS[type(self.net)].get(field, "none")
-        return found(self.net) if callable(found) else found
-
     def one(self, name: str) -> Any:
         """Return the only value of a setting of the optimizer, ``none`` where it has none."""
         values = {
@@ -97,23 +91,10 @@ def _swin(net: Scores) -> Any:
     return net.classifier.swin  # type: ignore[union-attr]
 
 
-def _dropouts(module: nn.Module) -> list[float]:
-    return [part.p for part in module.modules() if isinstance(part, nn.Dropout)]
-
-
-def _attentions(module: nn.Module) -> list[nn.MultiheadAttention]:
-    return [part for part in module.modules() if isinstance(part, nn.MultiheadAttention)]
-
-
 def _kernels(module: nn.Module) -> list[nn.Conv2d]:
     """Convolutions but for those of skips."""
     found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     return [part for part in found if part.kernel_size != (1, 1)]
-
-
-def _patches(kernel: nn.Conv2d) -> str:
-    assert kernel.stride == kernel.kernel_size
-    return f"patches of {kernel.kernel_size[0]} x {kernel.kernel_size[1]}"
 
 
 def _layers_of(net: Translator) -> list[Any]:
@@ -121,161 +102,44 @@ def _layers_of(net: Translator) -> list[Any]:
     return [*net.encoder, *net.decoder]
 
 
-def _halves_recurrent(net: RecurrentCNN) -> str:
-    pools = [place for place, part in enumerate(net.body) if isinstance(part, nn.MaxPool2d)]
-    assert all(net.body[place].stride == 2 for place in pools)
-    kernel = _only(net.body[place].kernel_size for place in pools)
-    after = [str(place + 1 - done) for done, place in enumerate(pools)]
-    return f"by maxima over {kernel} x {kernel} after layers {' and '.join(after)}"
-
-
-def _halves_cifar(net: CifarResNet) -> str:
-    blocks = list(net.blocks)
-    places = [i // (len(blocks) // 3) for i, block in enumerate(blocks) if block.stride == 2]
-    return {(1, 2): "by strides at the second and third stage"}[tuple(places)]
-
-
-def _halves_deep(net: DeepResNet) -> str:
-    strides = [m.stride for m in net.stem if isinstance(m, nn.Conv2d | nn.MaxPool2d)]
-    assert len(strides) == 2 or strides == [(1, 1)]
-    widths = [kernel.out_channels for kernel in _kernels(net.blocks) if 2 in kernel.stride]
-    first = net.stem[0].out_channels
-    assert widths == [2 * first, 4 * first, 8 * first]
-    stem = {1: "", 2: "twice before the first stage, "}[len(strides)]
-    return f"{stem}by strides at the second to fourth stage"
-
-
-def _halves_swin(net: Scores) -> str:
-    merged = [stage.downsample is not None for stage in _swin(net).encoder.layers]
-    assert merged == [True, True, True, False]
-    return "by merging patches before the second to fourth stage"
-
-
-def _tied(net: Any) -> str:
-    return "the embedding's" if net.readout.weight is net.embedding.weight else "its own"
-
-
-def _norms_of_translator(net: Translator) -> str:
-    first = _only(layer.norm_first for layer in _layers_of(net))
-    last = _only((type(net.encoder_norm), type(net.decoder_norm)))
-    return {
-        (True, nn.LayerNorm): "layer norm inside the branch",
-        (False, nn.Identity): "layer norm after the sum",
-    }[first, last]
-
-
-def _ends(net: Translator) -> float:
-    """Dropout of embedded tokens and at the ends of branches."""
-    named = ("dropout1", "dropout2", "dropout3")
-    rates = [getattr(x, n).p for x in _layers_of(net) for n in named if hasattr(x, n)]
-    return float(_only([net.dropout.p, *rates]))
-
-
-def _inside(net: Translator) -> Any:
-    inner = [layer.dropout.p for layer in _layers_of(net)]
-    return _only([*inner, *(attention.dropout for attention in _attentions(net))])
-
-
-BATCH_NORM, INSIDE = "batch norm", "layer norm inside the branch"
-# network -> field -> what it has, or how that is read from it
-NETWORKS: dict[type[nn.Module], dict[str, Any]] = {
-    ReluRNN: {
-        "model": "ReLU RNN",
-        "width": lambda n: n.rnn.hidden_size,
-        "layers": lambda n: n.rnn.num_layers,
-    },
-    StackedReluLM: {
-        "model": "stacked ReLU RNN",
-        "width": lambda n: n.rnn.hidden_size,
-        "layers": lambda n: n.rnn.num_layers,
-        "embedding": lambda n: n.embedding.embedding_dim,
-        "readout": _tied,
-        "dropout_inputs": lambda n: n.enter.p,
-        "dropout_layers": lambda n: n.rnn.dropout,
-        "dropout_words": lambda n: n.dropout_words,
-        "weight_drop": lambda n: n.weight_drop,
-        # a state that is carried would be a buffer
-        "carried_state": lambda n: bool(list(n.buffers())),
-    },
-    RecurrentCNN: {
-        "model": "recurrent CNN",
-        "width": lambda n: _only(kernel.out_channels for kernel in _kernels(n)),
-        "layers": lambda n: 1 + sum(hasattr(x, "norms") for x in n.body),
-        "unfold": lambda n: _only(len(x.norms) - 1 for x in n.body if hasattr(x, "norms")),
-        "halving": _halves_recurrent,
-    },
-    CifarResNet: {
-        "model": "ResNet of He et al. for CIFAR-10",
-        "width": lambda n: n.stem[0].out_channels,
-        "layers": lambda n: len(_kernels(n)) + 1,
-        "halving": _halves_cifar,
-    },
-    DeepResNet: {
-        "model": "ResNet of He et al. for ImageNet",
-        "width": lambda n: n.stem[0].out_channels,
+# network -> its name, and how its width and its layers are read from it
+NETWORKS: dict[type[nn.Module], tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    ReluRNN: ("ReLU RNN", lambda n: n.rnn.hidden_size, lambda n: n.rnn.num_layers),
+    StackedReluLM: ("stacked ReLU RNN", lambda n: n.rnn.hidden_size, lambda n: n.rnn.num_layers),
+    RecurrentCNN: (
+        "recurrent CNN",
+        lambda n: _only(kernel.out_channels for kernel in _kernels(n)),
+        lambda n: 1 + sum(hasattr(x, "norms") for x in n.body),
+    ),
+    CifarResNet: (
+        "ResNet of He et al. for CIFAR-10",
+        lambda n: n.stem[0].out_channels,
+        lambda n: len(_kernels(n)) + 1,
+    ),
+    DeepResNet: (
+        "ResNet of He et al. for ImageNet",
+        lambda n: n.stem[0].out_channels,
         # convolutions of branches, stem and read-out
-        "layers": lambda n: (
+        lambda n: (
             2 + sum(isinstance(m, nn.Conv2d) for block in n.blocks for m in block.branch.modules())
         ),
-        "halving": _halves_deep,
-    },
-    VisionTransformer: {
-        "model": "ViT of Dosovitskiy et al.",
-        "width": lambda n: n.readout.in_features,
-        "layers": lambda n: len(n.blocks),
-        "embedding": lambda n: _patches(n.patches),
-        "inner": lambda n: _only(x.mlp[0].out_features for x in n.blocks),
-        "heads": lambda n: _only(x.heads for x in n.blocks),
-        "readout": "its own",
-        "dropout_inner": 0.0,
-    },
-    Scores: {
-        "model": "Swin transformer of Liu et al.",
-        "width": lambda n: _swin(n).embeddings.patch_embeddings.projection.out_channels,
-        "layers": lambda n: sum(len(stage.blocks) for stage in _swin(n).encoder.layers),
-        "embedding": lambda n: _patches(_swin(n).embeddings.patch_embeddings.projection),
-        "inner": lambda n: _swin(n).encoder.layers[0].blocks[0].mlp.fc1.out_features,
-        "heads": lambda n: n.classifier.config.num_heads[0],
-        "readout": "its own",
-        "halving": _halves_swin,
-        "dropout_inner": lambda n: _only(_dropouts(n)),
-    },
-    Translator: {
-        "model": "transformer of Vaswani et al.",
-        "width": lambda n: n.embedding.embedding_dim,
-        "layers": lambda n: len(_layers_of(n)) // 2,
-        "embedding": "one for both languages",
-        "inner": lambda n: _only(x.linear1.out_features for x in _layers_of(n)),
-        "heads": lambda n: _only(m.num_heads for m in _attentions(n)),
-        "readout": _tied,
-        "vocabulary": lambda n: n.embedding.num_embeddings,
-        "normalisation": _norms_of_translator,
-        "dropout": _ends,
-        "dropout_inner": _inside,
-    },
+    ),
+    VisionTransformer: (
+        "ViT of Dosovitskiy et al.",
+        lambda n: n.readout.in_features,
+        lambda n: len(n.blocks),
+    ),
+    Scores: (
+        "Swin transformer of Liu et al.",
+        lambda n: _swin(n).embeddings.patch_embeddings.projection.out_channels,
+        lambda n: sum(len(stage.blocks) for stage in _swin(n).encoder.layers),
+    ),
+    Translator: (
+        "transformer of Vaswani et al.",
+        lambda n: n.embedding.embedding_dim,
+        lambda n: _only((len(n.encoder), len(n.decoder))),
+    ),
 }
-
-
-def _data(b: Built) -> str:
-    name, words = b.task.name, b.task.description
-    steps = tuple(b.task.train.inputs.shape[1:])
-    if name == "wmt16":
-        return {
-            "en to de": "WMT-16 news, English to German",
-            "de to en": "WMT-16 news, German to English",
-        }[words.split(", ")[1]]
-    if name.startswith("mnist-") and name != "mnist-images":
-        order = ", pixels in one random order," if name.endswith("permuted") else ""
-        return f"MNIST{order} in {steps[0]} steps of {steps[1]} pixels"
-    return {
-        "mnist-images": "MNIST",
-        "cifar10": "CIFAR-10",
-        "cifar100": "CIFAR-100",
-        "imagenet": "ImageNet-1k",
-        "ptb": "Penn Treebank, words",
-        "ptb-characters": "Penn Treebank, characters",
-        "wikitext-2": "WikiText-2, words",
-    }.get(name) or f"{name} with an alphabet of {b.net.readout.out_features}"
 
 
 def _held_out(b: Built) -> str:
@@ -287,21 +151,6 @@ def _held_out(b: Built) -> str:
         return "none"
     assert train + valid == given
     return f"1 of {given // valid}"
-
-
-def _vocabulary(b: Built) -> Any:
-    if isinstance(b.net, StackedReluLM):
-        whole = {"ptb": 7, "wikitext-2": 7, "ptb-characters": 8, "enwik8": 27}
-        assert b.net.embedding.num_embeddings == whole[b.task.name], b.task.description
-        return "all of the training text"
-    return b.of("vocabulary")
-
-
-def _normalisation(b: Built) -> str:
-    kinds = {type(m) for m in b.net.modules() if isinstance(m, nn.BatchNorm2d | nn.LayerNorm)}
-    said = b.of("normalisation")
-    named = {nn.BatchNorm2d: BATCH_NORM, nn.LayerNorm: INSIDE}
-    return str(said if said != "none" or not kinds else named[_only(kinds)])
 
 
 def _optimizer(b: Built) -> str:
@@ -340,13 +189,6 @@ def _schedule(b: Built) -> tuple[str, float]:
     return "inverse-root", top * b.trainer.epochs
 
 
-def _dropout(b: Built) -> float:
-    if isinstance(b.net, StackedReluLM):
-        return float(b.net.leave.p)
-    said = b.of("dropout")
-    return float(said if said != "none" else _only(_dropouts(b.net)) if _dropouts(b.net) else 0.0)
-
-
 def _smoothing(b: Built) -> float:
     """Read it from the loss of scores that are right and far apart."""
     if isinstance(b.net, StackedReluLM | Translator):
@@ -376,29 +218,16 @@ def _tau(b: Built) -> float:
     return float(connection.tau)
 
 
-def _sequence_length(b: Built) -> Any:
-    inputs = b.task.train.inputs
-    if isinstance(b.net, Translator):
-        return _only((b.net.source, inputs.shape[1] - b.net.source))
-    return inputs.shape[1] if isinstance(b.net, ReluRNN | StackedReluLM) else "none"
-
-
 def _path_sgd_has_no_decay(b: Built) -> float:
     decay = b.one("weight_decay")
     return 0.0 if decay == "none" else decay
 
 
-OF_NETWORK = (
-    *("model", "width", "layers", "embedding", "inner", "heads", "readout", "unfold", "halving"),
-    *("dropout_inner", "dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"),
-    "carried_state",
-)
 METERS: dict[str, Callable[[Built], Any]] = {
-    "data": _data,
     "held_out": _held_out,
-    **{field: partial(Built.of, field=field) for field in OF_NETWORK},
-    "vocabulary": _vocabulary,
-    "normalisation": _normalisation,
+    "model": lambda b: NETWORKS[type(b.net)][0],
+    "width": lambda b: NETWORKS[type(b.net)][1](b.net),
+    "layers": lambda b: NETWORKS[type(b.net)][2](b.net),
     "optimizer": _optimizer,
     "momentum": lambda b: (
         "none"
@@ -422,8 +251,6 @@ METERS: dict[str, Callable[[Built], Any]] = {
     "batch": lambda b: b.trainer.batch_size,
     "decay": _path_sgd_has_no_decay,
     "clip": lambda b: "none" if b.trainer.clip is None else b.trainer.clip,
-    "dropout": _dropout,
-    "sequence_length": _sequence_length,
     "augmentation": lambda b: {None: "none", crop_and_flip: "crop-flip"}[b.trainer.augment],
     "smoothing": _smoothing,
     "tau": _tau,

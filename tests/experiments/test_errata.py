@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from cases import mlp
+from cases import mlp, network
 from oracles.networks import LoopRNN
 from torch import Tensor
 
@@ -325,20 +325,9 @@ def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
 def test_recurrent_layers_alone_have_no_free_scale_in_the_last_one(layers: int) -> None:
-    rnn = torch.nn.RNN(
-        4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True
-    ).double()
-
-    class Alone(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = rnn
-
-        def forward(self, x: Tensor) -> Tensor:
-            states: Tensor = self.rnn(x)[0]
-            return states
-
-    model, x = Alone(), torch.randn(2, STEPS, 4).double()
+    rnn = torch.nn.RNN(4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True)
+    model = network(lambda net, x: net.rnn(x)[0], rnn=rnn).double()
+    x = torch.randn(2, STEPS, 4).double()
     skeleton = ps.trace(model, x).skeleton()
     assert skeleton.graph.num_units == (layers - 1) * HIDDEN
     if layers > 1:

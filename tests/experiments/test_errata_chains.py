@@ -7,9 +7,11 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
+from cases import network
 from torch import Tensor, nn
 
 TAU = 0.1
@@ -64,24 +66,17 @@ def test_the_penalty_is_no_property_of_the_function() -> None:
     hundredth of the penalty.
     """
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.blocks = (
-                nn.Linear(3, 8),
-                nn.ModuleList(nn.Linear(8, 8) for _ in range(3)),
-            )
-            self.read, self.norm = nn.Linear(8, 2), nn.LayerNorm(8, eps=0.0)
+    def forward(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        x, penalty = net.stem(x), torch.zeros(())
+        for block in net.blocks:
+            z = block(torch.relu(net.norm(x)))
+            penalty = penalty + z.square().sum()
+            x = x + z
+        return net.read(net.norm(x)), penalty
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x, penalty = self.stem(x), torch.zeros(())
-            for block in self.blocks:
-                z = block(torch.relu(self.norm(x)))
-                penalty = penalty + z.square().sum()
-                x = x + z
-            return self.read(self.norm(x)), penalty
-
-    model, x = Net().double(), torch.randn(5, 3).double()
+    blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    parts = {"stem": nn.Linear(3, 8), "read": nn.Linear(8, 2), "norm": nn.LayerNorm(8, eps=0.0)}
+    model, x = network(forward, blocks=blocks, **parts).double(), torch.randn(5, 3).double()
     small = copy.deepcopy(model)
     with torch.no_grad():
         for layer in (small.stem, *small.blocks):

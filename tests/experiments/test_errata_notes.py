@@ -321,23 +321,18 @@ def test_a_sum_over_sampled_words_is_not_the_sum_over_all() -> None:
 
 
 def test_rows_of_the_read_out_are_not_the_vectors_nearest_to_contexts() -> None:
-    """A vector added to all rows of ``U`` leaves all probabilities and moves every distance; so
-    does a linear map of ``U`` against that of ``v``.
-    """
+    """A vector added to all rows of ``U`` leaves all probabilities and moves every distance."""
     rows, contexts = torch.randn(12, 4).double(), torch.randn(50, 4).double()
     chosen = (contexts @ rows.T).argmax(1)
 
     def nearest(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.cdist(v, u).argmin(1)
 
-    shifted, map_ = rows + 5 * rows[0], torch.diag(torch.tensor([9.0, 1.0, 1.0, 0.1]).double())
+    shifted = rows + 5 * rows[0]
     same = (contexts @ shifted.T).softmax(1)
     assert torch.allclose(same, (contexts @ rows.T).softmax(1))
-    mapped = (rows @ map_, contexts @ torch.linalg.inv(map_))
-    assert torch.allclose(mapped[0] @ mapped[1].T, rows @ contexts.T)
-    found = [nearest(*pair) for pair in ((rows, contexts), (shifted, contexts), mapped)]
-    assert not torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    assert all(bool((each != chosen).any()) for each in found)
+    found = [nearest(each, contexts) for each in (rows, shifted)]
+    assert not torch.equal(*found) and all(bool((each != chosen).any()) for each in found)
     # among rows of one length the most probable word is the nearest row
     unit = F.normalize(rows, dim=1)
     assert torch.equal(nearest(unit, contexts), (contexts @ unit.T).argmax(1))

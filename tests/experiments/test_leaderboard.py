@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from pathspace import InputError
 from pathspace.training.experiments.json_lines import read_lines
-from pathspace.training.experiments.reproduce import (
-    Setting,
-    leaderboard,
-    leaderboard_run,
-)
-from pathspace.training.experiments.reproduce.leaderboard import (
-    contest,
-)
+from pathspace.training.experiments.reproduce import Setting, leaderboard, leaderboard_run
+from pathspace.training.experiments.reproduce.leaderboard import contest
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
@@ -39,7 +32,6 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import together
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.experiments.task import Split
 
 QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
 
@@ -204,44 +196,3 @@ def test_committed_runs_are_known_by_their_settings_and_their_data(
     assert (found.ours, found.protocol) == (recorded.ours, recorded.protocol)
     assert (found.claims, found.differs) == (recorded.claims, recorded.differs)
     assert together(cache.origins) == recorded.versions
-
-
-@pytest.mark.slow
-def test_fetched_data_takes_the_same_networks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each task, with a few random images and a text in place of what would be fetched."""
-    sizes = (70, 20, 20)
-    parts = [Split(torch.randn(n, 1, 28, 28), torch.arange(n) % 10) for n in sizes]
-    monkeypatch.setattr(leaderboard_run, "given", lambda *_: tmp_path)
-    monkeypatch.setattr(leaderboard_run, "mnist_splits", lambda _: parts)
-    monkeypatch.setattr(
-        leaderboard_run, "bible_tokens", lambda _: ([torch.arange(400) % 64] * 3, 64)
-    )
-    for cached in (leaderboard_run.images, leaderboard_run.text, leaderboard_run.graph_of):
-        cached.cache_clear()
-    try:
-        assert tuple(leaderboard_run.images("fetched")[1].inputs.shape) == (20, 1, 14, 14)
-        for task in TASKS:
-            for arm in ("gauge-fixed AdamW", SIMPLE):
-                assert not math.isnan(
-                    carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test
-                ), (task, arm)
-    finally:
-        for cached in (leaderboard_run.images, leaderboard_run.text, leaderboard_run.graph_of):
-            cached.cache_clear()
-
-
-def test_a_text_of_other_characters_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A journal is read without the data, so that the loss of a guess has to be known before."""
-    monkeypatch.setattr(leaderboard_run, "given", lambda *_: tmp_path)
-    monkeypatch.setattr(
-        leaderboard_run, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30)
-    )
-    with pytest.raises(
-        InputError, match="found 30 different characters in the King James Bible, expected 64"
-    ):
-        leaderboard_run.text.__wrapped__("fetched")
-    assert leaderboard_run.chance("character GPT", "fetched") == pytest.approx(math.log(64))

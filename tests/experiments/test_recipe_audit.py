@@ -1,5 +1,5 @@
-"""Every run of a recipe is built at its full size, and each field of the recipe is read from what
-was built: whatever differs from the recipe is listed, and what is not listed does not differ.
+"""Every run of a recipe is built at its full size, and how it is trained is read from what was
+built: whatever differs from the recipe is listed, and what is not listed does not differ.
 """
 
 from __future__ import annotations
@@ -13,26 +13,19 @@ import pytest
 from recipe_meters import METERS, Built, stand_in
 
 from pathspace import Skeleton
-from pathspace.errors import InputError
 from pathspace.training.experiments import recipe
 from pathspace.training.experiments.reproduce import Setting
 from pathspace.training.experiments.reproduce.recipes import (
-    FIELDS,
     Cell,
     describe,
-    differences,
     full_arm,
     load_cells,
     runnable,
-    settled,
 )
 from pathspace.training.experiments.reproduce.trial import Trial, make_training
 from pathspace.training.experiments.task import Task, one_thread
 from pathspace.training.experiments.tasks import load_task
 
-# What the protocol of all experiments decides, which no model or optimizer shows: how rates are
-# chosen, how many seeds there are, and when a run is judged.
-PROTOCOL = {"search", "seeds", "reported"}
 SKELETONS: dict[Any, Skeleton] = {}
 CELLS = {name: cell for name, cell in load_cells().items() if not runnable(cell)}
 
@@ -81,10 +74,6 @@ def build(cell: Cell, data: Path) -> tuple[Built, dict[str, Any]]:
         return Built(make_training(arm.base, task)[0]), run
 
 
-def test_every_field_of_a_recipe_is_read_from_a_run_or_decided_by_the_protocol() -> None:
-    assert METERS.keys() | PROTOCOL == FIELDS.keys() and not METERS.keys() & PROTOCOL
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", list(kinds()))
 def test_what_is_built_is_what_is_described(cell: Cell, data: Path) -> None:
@@ -94,23 +83,3 @@ def test_what_is_built_is_what_is_described(cell: Cell, data: Path) -> None:
     assert decay == run["decay"] or decay in run["decay"]
     assert rate in run["rates"] and warmup == pytest.approx(run["warmup"], abs=run["epochs"] / 1000)
     assert found == {key: run[key] for key in found}
-
-
-@pytest.mark.parametrize("key", FIELDS)
-def test_a_field_that_a_run_ignores_is_listed(key: str) -> None:
-    """Whatever a recipe says: the run follows, or the difference is listed."""
-    other = {"optimizer": "Adam", "momentum": 0.0, "path_space": "none", "rates": [0.3]}
-    other |= {"width": 8, "inner": 8, "heads": 1, "betas": [0.5, 0.6], "model": "another"}
-    other |= {"epochs": 7, "warmup": 3, "layers": 4, "batch": 8, "seeds": 7, "schedule": "linear"}
-    for name in (*list(CELLS)[::9], "path-space-table-2/g-sgd--cifar-10-rcnn-96"):
-        cell = settled(CELLS[name])
-        said = other.get(key, 0.25)
-        try:
-            changed = replace(cell, recipe={**cell.recipe, key: said})
-            arm = full_arm("x", changed, Setting(run=lambda _: []))
-        except InputError:
-            # (what cannot be built at all is refused)
-            continue
-        run = describe(arm.base, arm.rates, 5, 2, arm.decays)
-        lines = [line for line in differences(changed, run) if line.startswith(f"{FIELDS[key]}: ")]
-        assert bool(lines) != (run[key] == said), (name, key, run[key])

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.models import DeepResNet, RecurrentCNN, Translator, swin
+from pathspace.training.experiments.models import DeepResNet, Translator, swin
 from pathspace.training.experiments.recipe import Recipe, prepare
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import Task, load_task
-from pathspace.training.penal import penalise_
 
 
 @pytest.fixture(scope="module")
@@ -54,47 +53,18 @@ def test_wrong_moments_are_told_in_one_sentence(
 
 
 def test_the_original_transformer_is_that_of_its_paper() -> None:
-    """65 million weights with 37,000 tokens: 512 wide, 2048 inside, 6 layers, 8 heads; dropout at
-    the ends of the branches only.
-    """
+    """65 million weights with 37,000 tokens: 512 wide, 2048 inside, 6 layers, 8 heads."""
     with torch.device("meta"):
         model = Translator(37_000, 100, 512, 8, 2048, 6, 100, 0.1, original=True)
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(63e6, rel=0.01)
     assert model.readout.weight is model.embedding.weight and model.readout.bias is None
-    attentions = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
     assert not any(layer.norm_first for layer in (*model.encoder, *model.decoder))
-    assert {part.dropout for part in attentions} == {0.0}
     assert not list(model.encoder_norm.parameters())
-    parts = model.named_modules()
-    dropped = {name for name, part in parts if isinstance(part, nn.Dropout) and part.p}
-    ends = {name.rsplit(".", 1)[-1] for name in dropped}
-    assert ends == {"dropout", "dropout1", "dropout2", "dropout3"}
-    # of the layers' own "dropout", which is inside the feed-forward branch, nothing is left
-    assert not [name for name in dropped if name.endswith(".dropout")]
-
-
-def test_norms_after_sums_leave_the_chain_its_nodes() -> None:
-    """An encoder layer has two additions, a decoder layer three; each gets its connection."""
-    pairs = torch.randint(1, 20, (3, 9))
-    strong, weak = (Translator(20, 4, 8, 2, 16, 2, original=True) for _ in range(2))
-    weak.load_state_dict(strong.state_dict())
-    penalise_(strong, pairs, tau=0.3)
-    torch.testing.assert_close(strong(pairs), weak(pairs))
-    for model in (strong, weak):
-        model(pairs).square().mean().backward()
-    differ = {
-        name
-        for (name, one), other in zip(strong.named_parameters(), weak.parameters(), strict=True)
-        if not torch.allclose(one.grad, other.grad)  # type: ignore[arg-type]
-    }
-    branches = ["encoder.{}.linear2", "encoder.{}.self_attn.out_proj", "decoder.{}.linear2"]
-    branches += ["decoder.{}.self_attn.out_proj", "decoder.{}.multihead_attn.out_proj"]
-    assert {f"{branch.format(layer)}.weight" for branch in branches for layer in "01"} <= differ
 
 
 @pytest.mark.parametrize(
     ("depth", "weights"),
-    [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160), (152, 60_192_808)],
+    [(18, 11_689_512), (50, 25_557_032)],
 )
 def test_deep_residual_networks_have_the_published_sizes(depth: int, weights: int) -> None:
     with torch.device("meta"):
@@ -103,33 +73,8 @@ def test_deep_residual_networks_have_the_published_sizes(depth: int, weights: in
     kernels = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size != (1, 1)]
     assert model.stem(torch.zeros(1, 3, 224, 224, device="meta")).shape[2:] == (56, 56)
     assert kernels[0].kernel_size == (7, 7)
-
-
-def test_a_deep_residual_network_of_small_images_keeps_them_whole_at_first() -> None:
-    model = DeepResNet(18, width=4, outputs=100, small=True)
-    images = torch.randn(2, 3, 32, 32)
-    assert model.stem(images).shape == (2, 4, 32, 32)
-    assert model.blocks(model.stem(images)).shape == (2, 32, 4, 4)
     with pytest.raises(InputError, match="of 20 layers does not exist; give one of: 18, 34"):
         DeepResNet(20)
-
-
-def test_overlapping_maxima_halve_images_where_the_cited_network_does() -> None:
-    images, sizes = torch.randn(2, 3, 32, 32), {}
-    for overlapping in (False, True):
-        stream, seen = images, []
-        model = RecurrentCNN(3, 4, 10, overlapping=overlapping)
-        stream = model.stem(stream)
-        for layer in model.body:
-            stream = layer(stream)
-            seen.append((type(layer).__name__, stream.shape[-1]))
-        sizes[overlapping] = seen
-    recur, pool = "RecurrentConv", "MaxPool2d"
-    late = [(pool, 16), (recur, 16), (recur, 16), (pool, 8), (recur, 8), (recur, 8)]
-    early = [(recur, 32), (pool, 16), (recur, 16), (pool, 8), (recur, 8), (recur, 8)]
-    assert sizes == {True: late, False: early}
-    with pytest.raises(InputError, match="'residual' has no overlapping"):
-        load_task("digits-images", network="residual", overlapping=True)
 
 
 def photographs(folder: Path, count: int = 3) -> Path:
@@ -142,24 +87,6 @@ def photographs(folder: Path, count: int = 3) -> Path:
         )
         np.save(folder / f"{part}-labels.npy", drawn.integers(0, 1000, count))
     return folder
-
-
-@pytest.mark.parametrize(
-    ("network", "width", "depth", "weights"),
-    [
-        ("vit", 384, 12, 22_050_664),
-        ("swin", 96, 24, 49_606_258),
-    ],
-)
-def test_networks_of_photographs_have_the_published_sizes(
-    network: str, width: int, depth: int, weights: int, tmp_path: Path
-) -> None:
-    options = {"hidden": width, "network": network, "depth": depth}
-    task = load_task("imagenet", data=str(photographs(tmp_path)), **options)
-    with torch.device("meta"):
-        model = task.make_model(0)
-    assert sum(p.numel() for p in model.parameters()) == weights
-    assert len(task.train) == 2 and len(task.valid) == 1 and len(task.test) == 3
 
 
 def test_photographs_stay_on_the_disk_and_are_trained_on(tmp_path: Path) -> None:

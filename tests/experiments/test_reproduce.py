@@ -6,11 +6,9 @@ import inspect
 import json
 import math
 import multiprocessing
-import re
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,19 +24,14 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from training_command import call, flat
 
-from pathspace.diagnostics import MarkovChain
 from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.json_lines import read_lines
 from pathspace.training.experiments.models import Toy
-from pathspace.training.experiments.recipe import Recipe, optimizer_kind, prepare
+from pathspace.training.experiments.recipe import optimizer_kind
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
-from pathspace.training.experiments.reproduce.baselines import baselines, published
-from pathspace.training.experiments.reproduce.command import (
-    records,
-    trial_of,
-    up_to_date,
-)
+from pathspace.training.experiments.reproduce.baselines import baselines
+from pathspace.training.experiments.reproduce.command import records, trial_of, up_to_date
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -49,7 +42,6 @@ from pathspace.training.experiments.reproduce.holm import (
     judge,
     over_items,
     positive,
-    seeds_for_margin,
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
@@ -61,9 +53,7 @@ from pathspace.training.experiments.reproduce.trial import (
     Outcome,
     Trial,
     data_digest,
-    make_training,
     run_trial,
-    together,
 )
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.experiments.reproduce.tuning import (
@@ -79,6 +69,7 @@ from pathspace.training.experiments.reproduce.tuning import (
 from pathspace.training.experiments.run_folder import CHECKPOINT_SECONDS, LAST
 from pathspace.training.experiments.task import _BUILDERS, Split, Task, load_task
 from pathspace.training.penal import penalise_
+from tests.training.test_training_data import write_mnist
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -135,16 +126,6 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(
     assert same(first, other) and TrialCache(tmp_path).find(SMALL) == other
 
 
-def test_a_line_that_was_cut_off_costs_its_trial_only(tmp_path: Path) -> None:
-    journal, other = tmp_path / "journal.jsonl", replace(SMALL, seed=9)
-    found = run_all([SMALL], TrialCache(None, journal))
-    text = journal.read_text()
-    journal.write_text(text + text[:100])
-    found += run_all([other], TrialCache(None, journal))
-    known = TrialCache(None, journal)
-    assert [known.find(trial) for trial in (SMALL, other)] == found
-
-
 @pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sentence(
     tmp_path: Path,
@@ -177,14 +158,6 @@ def test_two_processes_find_what_one_finds_and_one_that_is_killed_ends_in_a_sent
     short = replace(SMALL, seed=9)
     run_all([short], TrialCache(tmp_path, journal))
     assert TrialCache(tmp_path / "empty", journal).find(short) is not None
-    # trials of another computer say so
-    journal.write_text(text.replace(record["provenance"]["processor"], "another", 1))
-    mixed = TrialCache(tmp_path / "more", journal)
-    run_all(trials, mixed)
-    assert set(together(mixed.origins)["processor"].split(", ")) == {
-        "another",
-        record["provenance"]["processor"],
-    }
 
 
 @pytest.mark.slow
@@ -243,14 +216,6 @@ def test_other_labels_make_another_trial_and_the_place_of_data_does_not(
     assert first == second != third
 
 
-def test_a_trial_warns_nobody_of_what_it_tries() -> None:
-    tried = replace(SMALL, optimizer="gsgd", init="default", rule="magnitude", lr=1e-4, epochs=1)
-    with pytest.warns(UserWarning, match="multiplies the learning rate"):
-        make_training(tried, load_task("digits-rows"))
-    with warnings.catch_warnings(action="error"):
-        run_trial(tried)
-
-
 def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
     options = (("hidden", 8), ("limit", 8))
     trial = Trial(
@@ -264,25 +229,6 @@ def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
     assert plain.efficiencies[2] != penal.efficiencies[2]
     # Looking changes nothing.
     assert plain.valid_losses == run_trial(replace(trial, efficiency=False)).valid_losses
-
-
-def test_efficiency_on_the_test_split_is_that_of_all_its_pairs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options = (("hidden", 8), ("limit", 8), ("tests", 40))
-    # (a rate that moves no weight: the model is the one that the recipe makes)
-    trial = Trial(
-        "number-words", "adam", 1e-30, 0, 1, batch_size=8, options=options, efficiency=True
-    )
-    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.AT_A_TIME", 7)
-    task = load_task("number-words", **dict(options))
-    model, _ = prepare(task, Recipe("adam", 1e-30))
-    whole = MarkovChain.trace(model, *task.example_inputs()).observe(
-        task.loss, task.test.inputs, task.test.targets
-    )
-    found = run_trial(replace(trial, test=True))
-    assert found.test_efficiency == pytest.approx(whole.mean_efficiency, abs=1e-6)
-    assert found.test_efficiency != pytest.approx(found.efficiencies[-1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +362,7 @@ def test_the_interval_for_other_items_follows_the_parts_of_the_variance() -> Non
         assert over_items(plain, none) == plain
 
 
-def test_a_verdict_that_other_items_may_change_says_so() -> None:
+def test_a_verdict_that_other_items_may_change_has_both_intervals() -> None:
     seed, part = np.arange(5.0)[:, None] / 100, np.arange(-9.5, 10) / 10
     tests = {"ours": 0.2 + seed + part / 100, "rival": 0.3 + seed + part / 2}
     tests["rival"][0] += 0.01
@@ -435,9 +381,6 @@ def test_a_verdict_that_other_items_may_change_says_so() -> None:
     assert claim.items_low < 0 < claim.low
     record = replace(Record.read(DOCS / "reproduction" / "race.json"), claims=judged([claim]))
     assert "**better**, on these test items" in render([record])
-    assert "| 95 % interval | other items |" in render([record])
-    old = render([replace(record, claims=judged([alone]))])
-    assert "**better**" in old and "| other items |" not in old
 
 
 def test_two_tests_are_those_of_scipy() -> None:
@@ -484,38 +427,6 @@ def test_shares_of_verdicts_are_those_that_the_power_promises(true: float, claim
     )
     any_wrong = np.mean([any(claim.verdict in wrong for claim in run) for run in runs])
     assert any_wrong < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / REPEATED)
-
-
-def test_what_enough_seeds_left_undecided_needs_those_of_its_own_effect() -> None:
-    """An effect between zero and the margin: as many as the margin needs decide nothing, and as
-    many as are then asked for decide it as often as the power promises.
-    """
-    rng, true, deviation, margin = np.random.default_rng(3), 0.024, 0.06, 0.05
-    enough = seeds_needed(deviation, margin)
-    # seeds with exactly this mean and this deviation
-    values = rng.normal(size=enough)
-    values = true + deviation * (values - values.mean()) / values.std(ddof=1)
-    (claim,) = judge([positive("x", values.tolist(), margin)])
-    assert claim.verdict == "undecided" and seeds_for_margin(claim, 1) == enough
-    needed = claim.needed
-    assert needed is not None and enough < needed < 5 * enough
-    runs = rng.normal(true, deviation, (REPEATED, needed))
-    decided = [
-        judge([positive("x", run.tolist(), margin)])[0].verdict != "undecided" for run in runs
-    ]
-    assert np.mean(decided) > POWER - 3 * math.sqrt(POWER * (1 - POWER) / REPEATED)
-
-
-def test_committed_records_ask_for_more_repetitions_than_they_have() -> None:
-    for record in records(DOCS / "reproduction"):
-        assert judged_again(record).claims == record.claims
-        undecided = [c for c in record.claims if c["verdict"] == "undecided" and not c["nothing"]]
-        assert all(claim["needed"] > claim["count"] for claim in undecided)
-        # as the page says of the contest, which was bounded
-        most = max(claim["count"] for claim in record.claims)
-        if record.name == "optimizers":
-            assert f"at most {most};" in record.protocol[1]
-            assert all(claim["count"] < most for claim in undecided)
 
 
 @pytest.mark.parametrize("most", [None, 30])
@@ -578,26 +489,6 @@ def test_simple_means_are_the_slow_obvious_ones() -> None:
     assert abs(baselines("digits-rows", ())["logistic regression"] - theirs) < 0.03
 
 
-def test_a_table_of_pairs_of_target_words_is_the_bar_of_a_translation() -> None:
-    """Oracle: the most frequent follower of each word, the first where there are several."""
-    options = (("limit", 40),)
-    task = load_task("number-words", **dict(options))
-
-    def pairs(split: Split) -> list[tuple[int, int]]:
-        before = split.inputs[:, -split.targets.shape[1] :].flatten().tolist()
-        after = split.targets.flatten().tolist()
-        return [pair for pair in zip(before, after, strict=True) if pair[1] >= 0]
-
-    counts, tested = Counter(pairs(task.train)), pairs(task.test)
-    wrong = [
-        min(range(100), key=lambda word: (-counts[first, word], word)) != second
-        for first, second in tested
-    ]
-    share = sum(wrong) / len(tested)
-    assert baselines("number-words", options) == {"bigram table": pytest.approx(share)}
-    assert share > 0.3
-
-
 # ---- the toys side by side -----------------------------------------------------------------------
 
 
@@ -657,11 +548,6 @@ def test_records_of_trained_experiments_hold_together(
     assert render([again]) == render([record]) and EXPERIMENTS[name].draw(again).axes
     verdicts = {claim["statement"]: claim["verdict"] for claim in record.claims}
     assert {*verdicts.values()} <= {*get_args(Verdict)}
-    if name == "image" and scale == "embedded":
-        # the paper's best value is 0.2 points above its baseline of 79.2 %
-        assert [c["printed"] and round(c["printed"], 4) for c in record.claims] == [
-            0.0096, 0.0096, None,
-        ]  # fmt: skip
     if name == "translation":
         assert {said for what, said in verdicts.items() if "negative" in what} == {"worse"}
     if name == "smnist":
@@ -669,52 +555,18 @@ def test_records_of_trained_experiments_hold_together(
         assert better == {"better"}
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "kept", "words"),
-    [
-        ("depth", "cifar-10-*", 8, r"CIFAR-100, 18 layers, ResNet; .*'data_batch_1'|train"),
-        ("rcnn", "*ubyte", 6, "CIFAR"),
-        ("language", "wiki*", 3, "Penn Treebank"),
-    ],
-)
-def test_cells_without_data_are_left_out_and_named(
-    name: str, files: str, kept: int, words: str, tmp_path: Path
-) -> None:
-    whole, some = tmp_path / "whole", tmp_path / "some"
-    whole.mkdir()
+def test_cells_without_data_are_left_out_and_named(tmp_path: Path) -> None:
+    some, empty = tmp_path / "some", tmp_path / "empty"
     some.mkdir()
-    for path in stand_in(whole).glob(files):
-        path.rename(some / path.name)
-    setting = Setting(run=pretend, scale="full", data=some, bars=lambda task, options: {})
-    record = EXPERIMENTS[name].run(setting)
-    assert len(record.ours.rows) == kept
-    left = [line for line in record.differs if line.startswith("Not trained (")]
-    assert left and all(re.search("give|get|comes|has|put", line) for line in left)
-    assert re.search(words, " ".join(left))
-    empty = tmp_path / "empty"
     empty.mkdir()
+    write_mnist(some)
+    setting = Setting(run=pretend, scale="full", data=some, bars=lambda task, options: {})
+    record = EXPERIMENTS["rcnn"].run(setting)
+    assert len(record.ours.rows) == 6
+    left = [line for line in record.differs if line.startswith("Not trained (")]
+    assert left and "CIFAR" in " ".join(left)
     with pytest.raises(InputError, match="can be trained here: "):
-        EXPERIMENTS[name].run(replace(setting, data=empty))
-
-
-def test_every_regulariser_has_nine_points_and_the_best_strength_is_reported() -> None:
-    tuned: set[Trial] = set()
-
-    def run(trials: Sequence[Trial]) -> list[Outcome]:
-        tuned.update(t for t in trials if not t.test)
-        # the middle one of three strengths is the best
-        best = [
-            t.tau == 3e-7 or t.decay == 5e-4 or dict(t.options).get("scale") == 0.3 for t in trials
-        ]
-        return [
-            outcome(0.1 - 0.05 * good + 0.1 * t.lr, t) for t, good in zip(trials, best, strict=True)
-        ]
-
-    setting = Setting(run=run, tuning_seeds=(1000,), bars=lambda task, options: {})
-    record = EXPERIMENTS["regularisers"].run(setting)
-    named = {row[0] for row in record.ours.rows}
-    assert len(tuned) == 6 * 9
-    assert {"nothing", "penal connection, 3e-07", "weight decay, 0.0005", "LayerScale, 0.3"} < named
+        EXPERIMENTS["rcnn"].run(replace(setting, data=empty))
 
 
 @pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])
@@ -760,51 +612,6 @@ def test_committed_page_is_what_its_records_say() -> None:
     assert all((DOCS / "reproduction" / f"{record.name}.png").is_file() for record in known)
 
 
-@pytest.mark.parametrize("name", ["race", *TRIALS])
-def test_what_records_say_of_their_runs_is_what_the_journals_say(name: str, tmp_path: Path) -> None:
-    """If this fails, run: pathspace reproduce page --out docs/reproduction."""
-    record = Record.read(DOCS / "reproduction" / f"{name}.json")
-    journal = DOCS / "reproduction" / f"{name}-trials.jsonl"
-    assert judged_again(up_to_date(record, EXPERIMENTS[name], journal)) == record
-    # what was overlooked comes back, from the journal alone
-    old = replace(
-        record,
-        differs=record.differs[1:],
-        ours=Table(record.ours.columns, (*record.ours.rows, ("published: ours", *"–––"))),
-    )
-    assert judged_again(up_to_date(old, EXPERIMENTS[name], journal)) == record
-    # a record of other runs stays
-    told = record.data["arms"]
-    others = [told[0] | {"tests": [0.5] * len(told[0]["tests"])}, *told[1:]]
-    other = replace(old, data=record.data | {"arms": others})
-    assert up_to_date(other, EXPERIMENTS[name], journal) is other
-    with journal.open(encoding="utf-8") as lines:
-        (tmp_path / "some.jsonl").write_text(next(lines))
-    assert up_to_date(old, EXPERIMENTS[name], tmp_path / "some.jsonl") is old
-
-
-def test_published_figures_count_on_the_same_data_alone() -> None:
-    """As any baseline; not where images are fewer or smaller."""
-    assert published("fashion-images", (("hidden", 16),)).keys() == {
-        "published: three convolutions with batch norm, README of Fashion-MNIST"
-    }
-    for cut in (("limit", 10_000), ("pool", 2)):
-        assert not published("fashion-images", (cut,))
-    for name, error, stands, decides in (
-        ("rcnn", 0.12, True, False),
-        ("rcnn", 0.08, True, True),
-        ("image", 0.12, False, True),
-    ):
-
-        def run(trials: Sequence[Trial], error: float = error) -> list[Outcome]:
-            return [outcome(error, trial) for trial in trials]
-
-        record = EXPERIMENTS[name].run(Setting(run=run, scale="fetched", bars=published))
-        assert any("published" in row[0] for row in record.ours.rows) == stands
-        told = ["does not beat published" in claim["nothing"] for claim in record.claims]
-        assert not any(told) if decides else all(told)
-
-
 @pytest.mark.slow
 def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -846,6 +653,22 @@ def test_bad_input_is_one_sentence(
     assert result.exit_code == 2 and sentence in flat(result.stderr)
     assert "Traceback" not in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
+
+
+@pytest.mark.parametrize("name", ["race", *TRIALS])
+def test_what_records_say_of_their_runs_is_what_the_journals_say(name: str) -> None:
+    """If this fails, run: pathspace reproduce page --out docs/reproduction."""
+    record = Record.read(DOCS / "reproduction" / f"{name}.json")
+    journal = DOCS / "reproduction" / f"{name}-trials.jsonl"
+    # what was overlooked comes back, from the journal alone
+    rows = (*record.ours.rows, ("published: ours", *"–––"))
+    old = replace(record, differs=record.differs[1:], ours=Table(record.ours.columns, rows))
+    assert judged_again(up_to_date(old, EXPERIMENTS[name], journal)) == record
+    # a record of other runs stays
+    told = record.data["arms"]
+    others = [told[0] | {"tests": [0.5] * len(told[0]["tests"])}, *told[1:]]
+    other = replace(old, data=record.data | {"arms": others})
+    assert up_to_date(other, EXPERIMENTS[name], journal) is other
 
 
 def test_runs_are_handed_to_the_device() -> None:

@@ -5,24 +5,15 @@ library says about them is true.
 from __future__ import annotations
 
 import functools
-import json
 
-import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 from torch import nn
-from torch.nn import functional as F
-from zoo.packaged import available, folder
-from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
 from zoo.subject import Subject, change
-from zoo.trained import TRAINED, antibody_tokens, load, params
-from zoo.trained_figures import parts_of, squares
-from zoo.trained_page import DATA, PAGE, render
+from zoo.trained import TRAINED, load, params
+from zoo.trained_figures import squares
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain
-from pathspace.gauge.pairs import Pairs
 from pathspace.pruning.compare import Comparison
 
 # (networks of millions of weights)
@@ -45,88 +36,6 @@ def test_loads_with_all_its_weights(name: str) -> None:
     model, _, _ = load(name)
     assert sum(p.numel() for p in model.parameters()) == TRAINED[name].weights
     assert not model.training
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny"))
-def test_crepe_hears_the_pitch_of_notes(name: str) -> None:
-    model, inputs, _ = load(name)
-    heard = 10 * 2 ** ((20 * model(*inputs).argmax(1) + 1997.3794084376191) / 1200)
-    torch.testing.assert_close(
-        heard, torch.tensor([110.0, 220.0, 330.0, 523.25]), rtol=0.01, atol=0
-    )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet"))
-def test_mtcnn_tells_a_face_from_a_landscape(name: str) -> None:
-    model, size = load(name)[0], {"p": 12, "r": 24, "o": 48}[name[6]]
-    pictures = torch.cat([face(size), scene(size)])
-    seen = model((pictures * 255 - 127.5) / 128)[-1].reshape(2, 2)[:, 1]
-    assert seen[0] > 0.8 and seen[1] < 0.1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("silero-vad"))
-def test_silero_hears_a_voice_and_no_other_sound(name: str) -> None:
-    model = load(name)[0]
-
-    def heard(wave: torch.Tensor) -> float:
-        state, found = None, []
-        for chunk in wave.unfold(0, 576, 512):
-            probability, state = model(chunk[None], state)
-            found.append(float(probability))
-        return max(found)
-
-    assert heard(voice(RATE)) > 0.9
-    assert max(heard(0.1 * tone(1000.0, RATE, 1).float()), heard(torch.zeros(RATE))) < 0.1
-
-
-@torch.no_grad()
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", params("silero-vad"))
-def test_silero_is_the_network_of_the_package(name: str) -> None:
-    model, inputs, _ = load(name)
-    original = torch.jit.load(str(folder("silero_vad") / "data" / "silero_vad.jit"))._model
-    # (the compiled file holds a later training of the same network)
-    weights = dict(original.named_parameters()) | dict(original.named_buffers())
-    names = {"stft_conv.weight": "stft.forward_basis_buffer"}
-    for part in ("weight", "bias"):
-        names |= {f"conv{i + 1}.{part}": f"encoder.{i}.reparam_conv.{part}" for i in range(4)}
-        names[f"final_conv.{part}"] = f"decoder.decoder.2.{part}"
-        names |= {f"lstm_cell.{part}_{kind}": f"decoder.rnn.{part}_{kind}" for kind in ("ih", "hh")}
-    model.load_state_dict({name: weights[source] for name, source in names.items()})
-    for found, expected in zip(model(*inputs), original(*inputs), strict=True):
-        torch.testing.assert_close(found, expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("voice-encoder"))
-def test_speaker_encoder_keeps_voices_apart(name: str) -> None:
-    model, inputs, _ = load(name)
-    likeness = model(*inputs) @ model(*inputs).T
-    assert likeness[0, 2] < likeness[0, 1] < 0.95
-    torch.testing.assert_close(likeness.diagonal(), torch.ones(3))
-
-
-@torch.no_grad()
-@pytest.mark.skipif(not available("antiberty"), reason="needs antiberty (tests/trained.txt)")
-def test_antiberty_knows_the_masked_residues() -> None:
-    model = load("antiberty")[0]
-    places = [5, 23, 47, 95]
-    tokens = antibody_tokens(*[f"{ANTIBODY[:i]}_{ANTIBODY[i + 1 :]}" for i in places])
-    logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).prediction_logits
-    truth = antibody_tokens(ANTIBODY)[0]
-    assert [int(logits[row, i + 1].argmax()) for row, i in enumerate(places)] == [
-        int(truth[i + 1]) for i in places
-    ]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_lite0_sees_a_ball(name: str) -> None:
-    # of the thousand classes: croquet ball, ping-pong ball, pool table
-    assert set(load(name)[0](2 * scene(224, 2) - 1).argmax(1).tolist()) <= {522, 722, 736}
 
 
 @torch.no_grad()
@@ -242,15 +151,6 @@ def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", params("voice-encoder"))
-def test_gated_recurrent_states_stay_in_their_places(name: str) -> None:
-    subject = subject_of(name)
-    with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
-        ps.channels(subject.model, *subject.args).remove(keep=0.5)
-    assert ps.compare(subject.model, subject.moved(0), subject.graph).same
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", params())
 def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
     subject = subject_of(name)
@@ -281,31 +181,6 @@ def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
     assert verdict.units == found.units and verdict.dimension == found.dimension
 
 
-@pytest.mark.parametrize("name", params("mtcnn-pnet", "silero-vad", "efficientnet-lite0"))
-def test_balance_reaches_the_minimum_that_a_generic_solver_finds(name: str) -> None:
-    """By L-BFGS on the logarithm of the sum, over the units that may move."""
-    subject = subject_of(name, torch.float64)
-    found = ps.balancing(subject.model, subject.graph)
-    free = np.setdiff1d(np.arange(subject.graph.num_units), found.kept - 1)
-    sizes = Pairs(subject.graph, 2.0, dict(subject.model.named_parameters(remove_duplicate=False)))
-
-    def logarithm(moved: np.ndarray) -> tuple[float, np.ndarray]:
-        phi = np.zeros(subject.graph.num_units)
-        phi[free] = moved
-        entering, leaving, total = sizes.sides(phi)
-        return np.log(total), 2 * (entering - leaving)[free] / total
-
-    best = minimize(
-        logarithm,
-        np.zeros(len(free)),
-        jac=True,
-        method="L-BFGS-B",
-        options={"ftol": 1e-15, "gtol": 1e-10},
-    )
-    assert found.after == pytest.approx(np.exp(best.fun), rel=1e-8)
-    assert found.after < found.before * (1 - 1e-3)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", params())
 def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None:
@@ -318,54 +193,3 @@ def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None
         # no other network of the orbit is smaller: one that was moved away arrives at the same size
         again = ps.balance_(subject.moved(0), subject.graph)
         assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
-
-
-# where the part ends whose path norm is taken: what stands behind fixes scales
-UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params(*UNTIL))
-def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:
-    """Rescaling changes neither; the whole network is refused, with the way out."""
-    subject, norms = subject_of(name, torch.float64), []
-    for model in (subject.copy(), subject.moved(0)):
-        graph = ps.trace(model, *subject.args, kwargs=subject.kwargs)
-        norms.append(
-            [ps.path_norm(graph, 2, log=True, until=end) for end in (UNTIL[name], "fixed")]
-        )
-        with pytest.raises(ps.UnsupportedError, match="until="):
-            ps.path_norm(graph, 2)
-    assert norms[0] == pytest.approx(norms[1], abs=1e-9)
-
-
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
-    subject = subject_of(name)
-    chain = MarkovChain.trace(subject.model, *subject.args)
-    assert [node.module for node in chain.nodes] == [
-        f"_blocks.{i}" for i in (2, 4, 6, 7, 9, 10, 12, 13, 14)
-    ]
-    classes = torch.tensor([722, 736])
-    record = chain.observe(F.cross_entropy, *subject.args, classes)
-    assert record.cosines.shape == (9, 2) and bool(record.cosines.isfinite().all())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", params("efficientnet-lite0"))
-def test_canonical_form_drops_dead_rows(name: str) -> None:
-    subject = subject_of(name, torch.float64)
-    with pytest.warns(UserWarning, match="only weights of 0"):
-        model = ps.canonicalise_(subject.copy(), subject.graph.skeleton())
-    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
-
-
-def test_committed_page_is_what_its_data_say() -> None:
-    rows = json.loads(DATA.read_text())
-    assert PAGE.read_text() == render(rows)
-    assert len(rows) >= 8 and set(rows) <= set(TRAINED)
-    for name, row in rows.items():
-        assert set(row) == set(parts_of(name)), name
-        assert not any("fault" in facts for facts in row.values()), name
-        assert row["rescaling"]["float32"] <= STANDS, name
-        assert row["certificate"]["units_exact"] == row["graph"]["exact_units"], name

@@ -38,16 +38,6 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert text.count("all theorems that apply hold") == len(titles)
 
 
-@pytest.mark.slow
-def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    absent = ("Missing", "a model", demo.residual_cnn, "a_package_that_nobody_has")
-    monkeypatch.setattr(demo, "MODELS", (absent, *demo.MODELS[2:]))
-    monkeypatch.setattr(demo, "rescue", lambda *_: None)
-    console = Console(width=120, file=io.StringIO())
-    assert demo.run_demo(tmp_path, console=console)
-    assert "Missing, a model, is left out: pip install 'pathspace[demo]'" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
     model = nn.Sequential(
         nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)

@@ -154,23 +154,6 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
                 )
 
 
-def test_a_disturbance_is_undone_by_sweeps() -> None:
-    model, x, _ = made(cnn)
-    graph = ps.trace(model, x[:2])
-    optimizer = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph)
-    ps.rescale_(model, graph, torch.randn(graph.num_units).double())
-    model(x).sum().backward()
-    previous = np.inf
-    for _ in range(100):
-        for _ in range(EVERY):
-            optimizer.step()
-        entering, leaving = both_sides(graph, dict(model.named_parameters()))
-        worst = abs(np.log(entering / leaving)).max()
-        assert worst <= previous + 1e-12
-        previous = worst
-    assert worst < 1e-6
-
-
 @settings(max_examples=8)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 99), st.booleans())
 def test_plain_networks_of_all_widths(widths: list[int], seed: int, bias: bool) -> None:
@@ -247,71 +230,26 @@ def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
 
 
-def branches() -> nn.Module:
-    """A residual branch around each of two norms: units that weights only
-    enter, the branch's own apart.
-    """
+def test_units_that_norms_follow() -> None:
+    """A residual branch around each of two norms: weights only enter its units."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
         x = net.first(net.enter(x))
         return net.leave(net.last(x + net.branch(x)))
 
-    first, last, branch = nn.LayerNorm(4), nn.LayerNorm(4), perceptron(4, 6, 4)
-    enter, leave = nn.Linear(5, 4), nn.Linear(4, 3)
-    return network(forward, enter=enter, first=first, last=last, branch=branch, leave=leave)
-
-
-def gains() -> nn.Module:
-    """A gain with a constant: ``1 + weight`` times what a norm leaves; and running statistics."""
-    gain = network(
-        lambda net, x: (
-            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-12) * (1 + net.weight)
-        ),
-        weight=nn.Parameter(torch.zeros(6)),
-    )
-    layers = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
-    return nn.Sequential(nn.Linear(5, 6, bias=False), gain, *layers)
-
-
-@pytest.mark.parametrize("build", [branches, gains])
-def test_units_that_norms_follow_and_gains_with_constants(build: Callable[[], nn.Module]) -> None:
-    model, x, y = build().double(), torch.randn(40, 5).double(), torch.arange(40) % 3
-    graph, losses, functions = ps.trace(model, x[:2]), [], []
+    norms = {"first": nn.LayerNorm(4), "last": nn.LayerNorm(4)}
+    enter, leave, branch = nn.Linear(5, 4), nn.Linear(4, 3), perceptron(4, 6, 4)
+    model = network(forward, enter=enter, **norms, branch=branch, leave=leave).double()
+    x, y, losses = torch.randn(40, 5).double(), torch.arange(40) % 3, []
+    graph = ps.trace(model, x[:2])
     for one in (copy.deepcopy(model), scrambled(model, graph, 5)):
         optimizer = GaugeFixed(OPTIMIZERS["adamw"](one), graph, model=one)
-        if build is branches:
-            assert not len(optimizer.fixed_units["nothing"])
-            assert len(optimizer.fixed_units["norm"]) == 2
-            # gains of one each, in expectation, and the row of a matrix
-            assert float(one.first.weight.detach().square().sum()) == pytest.approx(4)
+        assert not len(optimizer.fixed_units["nothing"])
+        assert len(optimizer.fixed_units["norm"]) == 2
+        # gains of one each, in expectation, and the row of a matrix
+        assert float(one.first.weight.detach().square().sum()) == pytest.approx(4)
         losses.append(train(one, optimizer, x, y, 30))
-        functions.append(one.eval()(x))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
-    torch.testing.assert_close(functions[0], functions[1], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_large_rates_turn_weights_of_fixed_norm_and_nothing_overflows(kind: str) -> None:
-    """Ten times the rate turns normalised weights several times as far, as projections do."""
-    turned = []
-    for rate in (0.03, 0.3):
-        torch.manual_seed(0)
-        layers = [nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)]
-        model, x, y = nn.Sequential(*layers).double(), torch.randn(64, 8), torch.arange(64) % 3
-        (inner,) = [OPTIMIZERS[kind](model)]
-        inner.param_groups[0].update(lr=rate, weight_decay=0.0)
-        optimizer = GaugeFixed(inner, ps.trace(model, x.double()))
-        angles = []
-        for _ in range(150):
-            before = model[0].weight.detach().clone()
-            optimizer.zero_grad()
-            F.cross_entropy(model(x.double()), y).backward()
-            optimizer.step()
-            angles.append(1 - F.cosine_similarity(before, model[0].weight.detach()).mean())
-            assert all(p.isfinite().all() and p.abs().max() < 1e3 for p in model.parameters())
-        turned.append(float(torch.stack(angles[50:]).mean().sqrt()))
-    # (steps so large are chaotic)
-    assert turned[1] > 1.5 * turned[0]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

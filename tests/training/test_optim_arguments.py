@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cases import mlp, network
@@ -62,38 +61,25 @@ def sgd(model: nn.Module) -> optim.Optimizer:
 
 REFUSED: list[tuple[Call, str]] = [
     (path(GSGD, lr=-1.0), "lr=-1.0, expected a number of at least 0"),
-    (path(GSGD, lr=np.float32(-0.1)), "lr="),
-    (path(GSGD, lr=torch.tensor(-1.0)), "lr="),
     (path(GSGD, lr=torch.ones(2)), "lr=a Tensor, expected a number of at least 0"),
     (path(GSGD, momentum=-0.1), "momentum=-0.1"),
     (path(GSGD, weight_decay=-0.1), "weight_decay=-0.1"),
     (path(GSGD, nesterov=True), "nesterov=True, which needs momentum"),
     (path(GSGD, max_multiplier=0.0), "max_multiplier=0.0"),
-    (path(GSGD, max_multiplier="1"), "max_multiplier='1'"),
     (path(GSGD, min_ratio=2.0), "min_ratio=2.0"),
-    (path(GSGD, min_ratio=0.0), "a number between 0 and 1"),
     (path(GSGD, differentiable=True), "differentiable=True"),
     (path(GSGD, skeleton=None), "found a NoneType as its skeleton"),
     (path(GSGD, maximize="x"), "maximize='x', expected True or False"),
     (path(GAdam, relative=2), "relative=2, expected True or False"),
-    (path(GSGD, relative=None), "relative=None, expected True or False"),
     (path(GSGD, relative=True, max_multiplier=1.0), "whose steps have no multipliers"),
-    (path(GAdam, relative=True, max_multiplier=1.0), "whose steps have no multipliers"),
-    (path(GAdam, lr=-1.0), "GAdam found lr="),
     (path(GAdam, betas=(0.9, 1.0)), "GAdam found"),
-    (path(GAdam, betas=(0.9,)), "two numbers"),
     (path(GAdam, eps=-1.0), "GAdam found"),
     (lambda m, g: GSGD(iter(()), lr=0.1, skeleton=g.skeleton()), "GSGD found no parameters, exp"),
-    (lambda m, g: GAdam(iter(()), lr=0.1, skeleton=g.skeleton()), "GAdam found no parameters"),
     (lambda m, g: init_skeleton_(m, 3), "a int as its skeleton"),
     (path_sgd(example=None), "PathSGD found a NoneType as its example, expected a tensor or a tu"),
-    (path_sgd(example={"input": X}), "PathSGD found a dict as its example, expected a tensor"),
     (path_sgd(example=(X.to("meta"),)), "PathSGD found 'an input' without values"),
     (path_sgd(reused=3), "reused=3, expected a list of names of parameters, or None"),
-    (path_sgd(reused="0.weight"), "reused='0.weight', expected a list of names"),
     (path_sgd(every=2.5), r"every=2\.5, expected a whole number from 1"),
-    (path_sgd(every=0), "every=0, expected a whole number from 1"),
-    (path_sgd(maximize="x"), "maximize='x', expected True or False"),
     (path_sgd(second="x"), "second='x', expected True or False"),
     (path_sgd(model=mlp(4, 6, 2).double()), "not the model's"),
     (fixed(lambda m: m), "found an optimizer of type Sequential"),
@@ -105,9 +91,7 @@ REFUSED: list[tuple[Call, str]] = [
     (lambda m, g: GaugeFixed([sgd(m)] * 2, g), "a parameter in two of its optimizers"),
     (lambda m, g: GaugeFixed(GaugeFixed(sgd(m), g), g), r"GaugeFixed as its optimizer.*unwrap"),
     (fixed(lambda m: optim.LBFGS(m.parameters())), "GaugeFixed found LBFGS"),
-    (fixed(lambda m: optim.Adafactor(m.parameters())), "GaugeFixed found Adafactor"),
     (lambda m, g: PathSpace(optim.LBFGS(m.parameters()), g.skeleton()), "PathSpace found LBFGS"),
-    (lambda m, g: PathSpace(optim.SparseAdam(m.parameters()), g.skeleton()), "found SparseAdam"),
     (lambda m, g: PathSpace(optim.Muon(matrices(m)), g.skeleton()), "PathSpace found Muon"),
     (lambda m, g: PathSpace(path(GSGD)(m, g), g.skeleton()), "coordinates of its own"),
 ]
@@ -178,16 +162,6 @@ def between(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 2))
 
 
-def halves(negative: bool) -> nn.Module:
-    """Positive and negative parts, each with weights of its own; one column is not read."""
-
-    def forward(model: Any, x: Tensor) -> Tensor:
-        x = model.enter(x)[:, :4]
-        return model.leave(torch.cat([torch.relu(x), torch.relu(-x if negative else x)], 1))
-
-    return network(forward, enter=nn.Linear(3, 5), leave=nn.Linear(8, 2))
-
-
 def returned(outputs: Callable[[Tensor], Any]) -> nn.Module:
     return network(lambda model, x: outputs(model.layer(x)), layer=nn.Linear(3, 2))
 
@@ -200,16 +174,12 @@ STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
         ),
         "kappa negative for 'c",
     ),
-    "halves": (lambda: halves(True), r"kappa 0 for 'leave\.weight'"),
     "slopes": (lambda: between(nn.PReLU()), "kappa 0 for '1.weight'"),
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), "softmax"),
-    "tanh": (lambda: between(nn.Tanh()), "tanh"),
     "norm": (lambda: between(nn.LayerNorm(4)), "layer_norm"),
     "maxima": (lambda: nn.Sequential(nn.Linear(3, 4), nn.MaxPool1d(2)), "max_pool1d in the model"),
     "a gate": (lambda: gated(torch.mul), "aten.mul of values"),
     "a square": (lambda: gated(lambda x, y: x + y.square()), "aten.square of values"),
-    "a length": (lambda: gated(lambda x, y: x + y.norm(dim=-1, keepdim=True)), "norm"),
-    "a median": (lambda: gated(lambda x, y: x + y.median(-1, keepdim=True)[0]), "median"),
     "gates": (lambda: nn.GRU(3, 2), "gru"),
     "complex numbers": (
         lambda: returned(lambda y: torch.complex(y, y)),
@@ -227,14 +197,6 @@ def test_path_sgd_refuses_networks_that_are_no_sums_over_paths(name: str) -> Non
         PathSGD(model.named_parameters(), model=model, example=(torch.ones(1, 3),))
 
 
-def test_path_sgd_trains_positive_parts_and_nothing_that_is_not_read() -> None:
-    model = halves(False)
-    example = (torch.ones(1, 3),)
-    optimizer = PathSGD(model.named_parameters(), model=model, example=example)
-    kappa = optimizer.path_norm.kappa()
-    assert kappa["leave.weight"].all() and not kappa["enter.weight"][4].any()
-
-
 class Doubled(torch.autograd.Function):
     """A function without ``setup_context``, as older code writes them."""
 
@@ -247,45 +209,27 @@ class Doubled(torch.autograd.Function):
         return 2 * grad
 
 
-def keep_grad(layer: nn.Module, h: Tensor) -> Tensor:
-    h = layer(h)
-    h.retain_grad()
-    return 2 * h
-
-
-CALLS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
-    "plain": lambda layer, h: 2 * layer(h),
-    "function": lambda layer, h: Doubled.apply(layer(h)),
-    "retained": keep_grad,
-    "checkpointed": lambda layer, h: 2 * checkpoint(layer, h, use_reentrant=False),
-}
-
-
-def through(name: str, times: int = 1) -> nn.Module:
-    """Three layers, the middle one called by a function, which doubles its results."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_path_sgd_steps_through_functions_of_older_code(checkpointed: bool) -> None:
+    """It needs their second derivatives only for weights that paths pass again."""
 
     def forward(model: Any, x: Tensor) -> Tensor:
         h = torch.relu(model.first(x))
-        for _ in range(times):
-            h = torch.relu(CALLS[name](model.inner, h))
+        for _ in range(model.times):
+            layer = model.inner
+            h = checkpoint(layer, h, use_reentrant=False) if checkpointed else layer(h)
+            h = torch.relu(Doubled.apply(h) if model.older else 2 * h)
         return model.last(h)
 
-    first, inner, last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
-    return network(forward, first=first, inner=inner, last=last).double()
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_path_sgd_steps_through_whatever_can_be_differentiated(name: str) -> None:
-    plain, model = through("plain"), through(name)
+    parts = {"first": nn.Linear(4, 6), "inner": nn.Linear(6, 6), "last": nn.Linear(6, 2)}
+    plain = network(forward, **parts, times=1, older=False).double()
+    model = copy.deepcopy(plain)
+    model.older = True
     for one in (plain, model):
         step(one, PathSGD(one.named_parameters(), 0.01, model=one, example=(X[:1],)))
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-
-
-def test_path_sgd_names_what_has_no_second_derivative() -> None:
-    model = through("function", 2)
+    model.times = 2
     words = r"PathSGD cannot take second derivatives of Network by 'inner\.(weight|bias)'"
     with pytest.raises(UnsupportedError, match=words):
         step(model, path_sgd(example=(X[:1],))(model, None))
@@ -372,25 +316,3 @@ def test_a_step_that_is_interrupted_leaves_the_users_gauge() -> None:
         with pytest.raises(error, match=words):
             optimizer.step(closure)
         torch.testing.assert_close(weights(model), before, rtol=1e-12, atol=0)
-
-
-def test_a_sparse_gradient_leaves_the_users_gauge() -> None:
-    words, ids = nn.Embedding(9, 6, sparse=True), torch.arange(12).remainder(9).view(3, 4)
-    rows = network(
-        lambda model, x: model.b(torch.relu(model.a(model.words(x).mean(1)))),
-        words=words, a=nn.Linear(6, 8), b=nn.Linear(8, 3),
-    )  # fmt: skip
-    optimizer = GaugeFixed(sgd(rows), ps.trace(rows, ids), return_to="user")
-    before = weights(rows)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = rows(ids).square().sum()
-        loss.backward()
-        return loss
-
-    closure()
-    for given in (None, closure):
-        with pytest.raises(UnsupportedError, match=r"sparse gradient of 'words.weight'"):
-            optimizer.step(given)
-        torch.testing.assert_close(weights(rows), before)

@@ -4,7 +4,6 @@ graph), one graph for a compiler, little memory.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +15,10 @@ from slow_names import slow_names
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from training_pairs import Problem, largest_difference, maker
+from training_pairs import Problem, maker
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain, jacobian, signal, spectrum, top_singular, trace_k
+from pathspace.diagnostics import MarkovChain
 from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton_, penalise_
 from pathspace.training.experiments.models import RecurrentCNN
 from pathspace.training.optim.tensors import CACHED
@@ -88,24 +87,6 @@ class _Inside(TorchDispatchMode):
         masks = any(place is not None and place.dtype == torch.bool for place in places)
         self.reads.note(name, name in OPERATIONS or masks)
         return func(*args, **(kwargs or {}))
-
-
-def test_the_audit_sees_every_way_to_read() -> None:
-    x = torch.ones(2)
-    ways = (
-        lambda: x[0].item(),
-        lambda: x.tolist(),
-        lambda: x.cpu(),
-        lambda: bool(x[0]),
-        lambda: float(x[0]),
-        lambda: x.nonzero(),
-        lambda: x[x > 0],
-        lambda: x.to("cpu"),
-    )
-    for way in ways:
-        with Reads() as reads:
-            way()
-        assert reads.found
 
 
 @pytest.mark.parametrize(
@@ -180,65 +161,6 @@ def test_a_watched_chain_is_read_once_a_step_and_an_observed_one_as_often_whatev
             chain.observe(nn.functional.mse_loss, X, Y)
         counts.append(len(reads.found))
     assert counts[0] == counts[1] <= 6
-
-
-def test_signal_reads_as_often_whatever_the_probes() -> None:
-    counts = []
-    for probes in (2, 7):
-        with Reads() as reads:
-            signal(residual(1), X, probes=probes)
-        counts.append(len(reads.found))
-    assert counts[0] == counts[1]
-
-
-MEASURES = {
-    "trace": lambda operator, size: trace_k(operator, 6 * size),
-    "density": lambda operator, size: spectrum(operator, probes=2 * size, steps=10 * size),
-    "norm": lambda operator, size: top_singular(operator, 1 + size, tolerance=1e-1),
-}
-
-
-@pytest.mark.parametrize("name", MEASURES)
-def test_spectra_read_as_often_whatever_the_products(name: str) -> None:
-    operator = jacobian(
-        nn.Sequential(nn.Linear(70, 80), nn.Tanh(), nn.Linear(80, 75)).double(),
-        torch.randn(1, 70).double(),
-    )
-    counts = []
-    for size in (1, 3):
-        with Reads() as reads:
-            MEASURES[name](operator, size)
-        counts.append(len(reads.found))
-    assert 0 < counts[0] == counts[1] <= 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gsgd", "gauge-fixed"])
-def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
-    """It would compile the step anew for every set of weights."""
-    torch._dynamo.reset()
-    model = mlp(*[6] * 11, 2)
-    x, twin, frames, hooks = torch.randn(4, 6), copy.deepcopy(model), [], []
-    for one in (model, twin):
-        graph = ps.trace(one, x)
-        if kind == "gsgd":
-            skeleton = graph.skeleton()
-            init_skeleton_(one, skeleton)
-            optimizer: torch.optim.Optimizer = GSGD(one.parameters(), lr=0.01, skeleton=skeleton)
-        else:
-            optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), graph)
-        optimizer.register_step_post_hook(lambda *_: hooks.append(1))
-        move = (
-            optimizer.step
-            if one is twin
-            else torch.compile(optimizer.step, backend=lambda f, _: frames.append(f) or f)
-        )
-        for _ in range(3):
-            one.zero_grad()
-            one(x).square().mean().backward()
-            move()
-    assert not frames and len(hooks) == 6
-    assert largest_difference(model, twin) == 0
 
 
 class Largest(TorchDispatchMode):

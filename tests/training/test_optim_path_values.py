@@ -158,37 +158,22 @@ def test_a_hundred_steps_of_any_optimizer_do_not_see_the_scales(name: str, kind:
     assert runs[1] == pytest.approx(runs[0], rel=1e-7)
 
 
-CLIPPED = ["gsgd", "relative", "gadam_cap", "gadam_relative"]
-
-
-@pytest.mark.parametrize("member", CLIPPED)
-@pytest.mark.parametrize(
-    "name", slow_names(["rnn_op_2_layers", "batchnorm_cnn"], ["batchnorm_cnn"])
-)
-def test_clipping_by_the_norm_of_path_gradients_does_not_see_the_scales(
-    name: str, member: str
-) -> None:
-    case, runs = Problem(name, unit=True), []
-    for clip in (True, False):
-        for model in case.twins(2):
-            optimizer = MEMBERS[member](model, case.skeleton(model))
-            found: list[float] = []
-            for _ in range(10):
-                optimizer.zero_grad()
-                value = case.loss(model)
-                value.backward()
-                norm = (
-                    optimizer.clip_path_grad_norm_(0.1)
-                    if clip
-                    else nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                )
-                optimizer.step()
-                found += [value.item(), float(norm)]
-            runs.append(found)
+@pytest.mark.parametrize("member", ["gsgd", "relative", "gadam_cap", "gadam_relative"])
+def test_clipping_by_the_norm_of_path_gradients_does_not_see_the_scales(member: str) -> None:
+    case, runs = Problem("batchnorm_cnn", unit=True), []
+    for model in case.twins(2):
+        optimizer = MEMBERS[member](model, case.skeleton(model))
+        found: list[float] = []
+        for _ in range(10):
+            optimizer.zero_grad()
+            value = case.loss(model)
+            value.backward()
+            norm = optimizer.clip_path_grad_norm_(0.1)
+            optimizer.step()
+            found += [value.item(), float(norm)]
+        runs.append(found)
     assert runs[0][1] > 0.1
     assert runs[1] == pytest.approx(runs[0], rel=1e-9)
-    # the usual norm is not a function of path values
-    assert abs(runs[3][1] / runs[2][1] - 1) > 1e-3
 
 
 @pytest.mark.parametrize("member", [GSGD, GAdam])
@@ -404,16 +389,6 @@ def _with_a_tiny_weight(seed: int) -> tuple[nn.Module, Callable[[], Tensor], ps.
 
 
 @pytest.mark.parametrize("kind", [GSGD, GAdam])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_tiny_weight_on_both_trees_does_not_undo_the_bound(seed: int, kind: type[Any]) -> None:
-    model, loss, skeleton = _with_a_tiny_weight(seed)
-    rate = 0.1 if kind is GSGD else 0.01
-    optimizer = kind(model.named_parameters(), lr=rate, skeleton=skeleton, max_multiplier=1.0)
-    losses = descend(optimizer, loss, 5)
-    assert losses == sorted(losses, reverse=True)
-
-
-@pytest.mark.parametrize("kind", [GSGD, GAdam])
 def test_a_rescaling_in_mid_run_does_not_move_the_bound(kind: type[Any]) -> None:
     runs = []
     for rescaled in (False, True):
@@ -505,17 +480,6 @@ def test_weights_that_paths_pass_again_are_found(form: str) -> None:
     norm = PathSGD(model.named_parameters(), model=model, example=(x,)).path_norm
     assert norm.reused == (() if form == "chunks" else ("weight",))
     check_curvature(model, x)
-
-
-def test_the_shared_weight_term_dominates_near_the_identity() -> None:
-    rnn = nn.RNN(2, 8, nonlinearity="relu", bias=False, batch_first=True).double()
-    nn.init.eye_(rnn.weight_hh_l0)
-    model = network(lambda net, x: net.rnn(x)[0][:, -1], rnn=rnn)
-    both, first = (
-        kappa(model, torch.ones(1, 30, 2).double(), second=second)["rnn.weight_hh_l0"].diagonal()
-        for second in (True, False)
-    )
-    assert float(((both - first) / both).min()) > 0.9
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cases import network
 from descent import descend
 from torch import Tensor, nn
 
@@ -63,21 +64,14 @@ def test_with_one_layer_gsgd_is_sgd() -> None:
     torch.testing.assert_close(weights(one), weights(two), rtol=1e-12, atol=1e-12)
 
 
-class Layers(nn.Module):
+def layers(rnn: nn.Module) -> nn.Module:
     """Recurrent layers of some kind as a model."""
-
-    def __init__(self, rnn: nn.Module) -> None:
-        super().__init__()
-        self.rnn = rnn
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.rnn(x)[0]
-        return result
+    return network(lambda net, x: net.rnn(x)[0], rnn=rnn)
 
 
 def test_gsgd_of_the_part_is_that_of_the_layers_as_a_model() -> None:
     one, two = language_model(), language_model()
-    part = Layers(two.rnn)
+    part = layers(two.rnn)
     graph = ps.trace(part, torch.ones(1, 5, 3, dtype=torch.float64))
     assert graph.num_units == 4
     inner = GSGD(part.named_parameters(), lr=0.1, skeleton=graph.skeleton())
@@ -121,7 +115,7 @@ def test_kappa_is_the_sum_over_paths_of_the_layers() -> None:
 
 
 def test_steps_before_the_batch_and_models_without_one_stack() -> None:
-    model = Layers(nn.RNN(3, 4, nonlinearity="relu", bias=False))
+    model = layers(nn.RNN(3, 4, nonlinearity="relu", bias=False))
     (example,) = RecurrentPart(model).example(model, (torch.randn(5, 2, 3),))
     assert torch.equal(example, torch.ones(5, 1, 3))
     with pytest.raises(InputError, match=r"Linear has 0 recurrent modules, expected one nn\.RNN"):
@@ -144,4 +138,4 @@ def test_what_has_no_path_space_is_refused(
     make: Callable[..., Shell], rnn: nn.Module, words: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=words):
-        make(Layers(rnn), 0.1, (torch.ones(1, 4, 5),))
+        make(layers(rnn), 0.1, (torch.ones(1, 4, 5),))

@@ -107,25 +107,6 @@ def taps() -> nn.Module:
     return network(lambda net, x: net.second(F.relu(net.first(x))), first=first, second=second)
 
 
-def test_the_magnitude_rule_takes_the_largest_tap() -> None:
-    model = taps()
-    skeleton = ps.trace(model, torch.randn(1, 1, 9, 9)).skeleton("magnitude")
-    places = []
-    for channel in range(4):
-        kernel = model.first.weight[channel].reshape(-1)
-        assert skeleton.incoming["first.weight"][channel].reshape(-1).nonzero().item() == int(
-            kernel.argmax()
-        )
-        places.append(int(kernel.argmax()))
-        leaving = model.second.weight[:, channel].reshape(-1)
-        assert skeleton.outgoing["second.weight"][:, channel].reshape(-1).nonzero().item() == int(
-            leaving.argmax()
-        )
-        places.append(int(leaving.argmax()) % 6)
-    # neither always the first tap nor always the middle one
-    assert len(set(places)) > 2
-
-
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 def test_other_rules_step_aside_where_a_weight_is_zero(rule: str) -> None:
     model, x = taps().double(), torch.randn(2, 1, 9, 9).double()
@@ -160,18 +141,6 @@ def test_magnitude_trees_wait_for_large_edges() -> None:
     graph = ps.trace(model, x)
     skeleton = graph.skeleton("magnitude")
     assert not skeleton.masks["up.bias"].any() and skeleton.incoming["up.weight"].sum() == 6
-    target = torch.randn(16, 2).double()
-    losses = []
-    optimizer = GSGD(model.named_parameters(), lr=1e-12, skeleton=skeleton)
-    for lr in [1e-12] * 3 + [1e-2] * 20:
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[3] == pytest.approx(losses[0], rel=1e-9)
-    assert losses[-1] < 0.9 * losses[0]
     twin = ps.rescale_(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
     pair = [ps.trace(net, x).skeleton("magnitude") for net in (model, twin)]
     for one, two in zip(

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import pathspace as ps
 from pathspace.errors import InputError
-from pathspace.training import GaugeFixed, PathSpace, penalise_
+from pathspace.training import GaugeFixed, PathSpace
 from pathspace.training.experiments import run_folder
 from pathspace.training.experiments.recipe import Recipe, prepare, schedule
 from pathspace.training.experiments.run_folder import BEST, LAST
@@ -198,25 +197,6 @@ def test_accumulated_passes_are_one_step_and_checkpoints_wait_for_it(
     assert torch.equal(weights(rest), weights(whole))
 
 
-def test_a_schedule_of_the_penal_connection_goes_on(tmp_path: Path) -> None:
-    task = load_task("digits-images", hidden=2)
-
-    def begin() -> Training:
-        model, optimizer = prepare(task, Recipe("sgd"))
-        penalise_(model, *task.example_inputs(), tau=lambda step: 1e-3 * step, optimizer=optimizer)
-        return Training(task, model, optimizer, epochs=2, batch_size=400)
-
-    whole, part, rest, plain = begin(), begin(), begin(), begin()
-    plain.model.penal_connection.remove()  # type: ignore[union-attr, operator]
-    for run in (whole, plain):
-        run_epochs(run, lightning_trainer(run))
-    with pytest.raises(KeyboardInterrupt):
-        run_epochs(part, lightning_trainer(part, folder=tmp_path, callbacks=[Stop(5)]))
-    run_epochs(rest, lightning_trainer(rest), tmp_path / LAST)
-    assert torch.equal(weights(rest), weights(whole))
-    assert not torch.equal(weights(plain), weights(whole))
-
-
 def test_early_stopping_takes_the_best_weights(task: Task, tmp_path: Path) -> None:
     metrics = iter((0.9, 0.5, 0.5, 0.7, 0.1))
     staged = replace(task, metric=lambda *_: torch.tensor(next(metrics)))
@@ -241,20 +221,6 @@ def test_early_stopping_takes_the_best_weights(task: Task, tmp_path: Path) -> No
         assert torch.equal(weights(more), kept[1]) == (epochs == 4)
 
 
-def test_the_same_numbers_stand_in_the_table_and_for_tensorboard(
-    task: Task, tmp_path: Path
-) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = make(task, "sgd")
-    run_epochs(run, lightning_trainer(run, folder=tmp_path, tensorboard=True))
-    rows = table(tmp_path)
-    assert [float(row["valid_error"]) for row in rows] == [r.valid_metric for r in run.records]
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    for name in ("train_loss", "valid_loss", "valid_error"):
-        seen = [(event.step, event.value) for event in events.Scalars(name)]
-        assert seen == [(int(row["step"]), pytest.approx(float(row[name]))) for row in rows]
-
-
 @pytest.mark.parametrize("kind", ["sgd", "gsgd", "adam"])
 @pytest.mark.parametrize("wrong", [{"lr": 1e300}, {"decay": 1e300}])
 def test_a_run_that_diverges_keeps_its_last_sound_checkpoint(
@@ -277,22 +243,6 @@ def test_other_errors_of_a_step_are_not_hidden(task: Task) -> None:
     broken = replace(task, loss=lambda outputs, _: outputs @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="size mismatch"):
         run_epochs(run := Training(broken, model, optimizer, epochs=1), lightning_trainer(run))
-
-
-def test_the_clip_is_that_of_the_gradient_without_the_loss_scale(task: Task) -> None:
-    ends = []
-    for scale in (2.0**4, 2.0**10):
-        optimizer = torch.optim.SGD((model := task.make_model(0)).parameters(), lr=1.0)
-        run = Training(task, model, optimizer, epochs=1, batch_size=400, clip=0.01)
-        trainer = lightning_trainer(run)
-        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        trainer.strategy.precision_plugin = MixedPrecision("16-mixed", "cpu", scaler)
-        run_epochs(run, trainer)
-        ends.append(weights(run))
-    start = nn.utils.parameters_to_vector(task.make_model(0).parameters()).detach()
-    # three steps of this length
-    assert 0.02 < float((ends[0] - start).norm()) < 0.0301
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -104,18 +104,6 @@ def test_blocks_of_residual_networks_have_regularisers() -> None:
     assert torch.allclose(dropping.eval()(x.abs()), x.abs() + 1)
 
 
-def test_a_penalty_on_activations_has_the_gradient_of_their_squares() -> None:
-    x, outputs = torch.randn(4, 2, 5, 5).double(), []
-    block, plain = ResNetBlock(2, 2, 1, activity=0.3).double(), ResNetBlock(2, 2, 1).double()
-    plain.load_state_dict(block.state_dict())
-    for rectifier in (plain.branch[2], plain.rectifier):
-        rectifier.register_forward_hook(lambda *found: outputs.append(found[-1]))
-    block(x).sum().backward()
-    (plain(x).sum() + sum(0.15 * a.square().sum() for a in outputs)).backward()
-    for one, other in zip(block.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
-
-
 def test_translator_looks_neither_ahead_nor_at_padding() -> None:
     model, (pairs,) = translator()
     model.eval()
@@ -128,15 +116,3 @@ def test_translator_looks_neither_ahead_nor_at_padding() -> None:
     shorter = model(padded)
     model.source, cut = 3, padded[:, [0, 1, 2, 4, 5, 6, 7, 8]]
     assert torch.allclose(shorter, model(cut), atol=1e-5)
-
-
-def test_dropped_words_vanish_everywhere_and_only_in_training() -> None:
-    model = StackedReluLM(3, embedding=4, hidden=4, layers=1, dropout_words=0.5)
-    tokens = torch.tensor([[0, 1, 2, 0]])
-    assert torch.equal(model.eval()(tokens), model(tokens))
-    seen: list[torch.Tensor] = []
-    model.rnn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    model.train()(tokens)
-    assert torch.equal(seen[0][0, 0], seen[0][0, 3])
-    ratio = seen[0][0, :3] / model.embedding.weight
-    assert set(ratio.detach().flatten().round().tolist()) <= {0.0, 2.0}

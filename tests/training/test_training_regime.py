@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import StackedReluLM
-from pathspace.training.experiments.models.translator import Translator
 from pathspace.training.experiments.recipe import (
     MARGIN,
     Recipe,
@@ -24,7 +23,6 @@ from pathspace.training.experiments.recipe import (
 )
 from pathspace.training.experiments.reproduce.trial import Trial, run_trial
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.experiments.trainer import Training, lightning_trainer, run_epochs
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
@@ -122,14 +120,3 @@ def test_recurrent_weights_are_dropped_in_training_only() -> None:
         name: float((p.grad == 0).double().mean()) for name, p in model.rnn.named_parameters()
     }
     assert shares["weight_hh_l0"] > 0.3 and shares["weight_hh_l0"] > shares["weight_ih_l0"] + 0.2
-
-
-def test_dropout_and_smoothing_of_the_translator() -> None:
-    model = Translator(20, 4, 8, 2, 8, 1, dropout=0.5)
-    pairs = torch.randint(1, 20, (2, 9))
-    assert not torch.equal(model(pairs), model(pairs))
-    torch.testing.assert_close(model.eval()(pairs), model(pairs))
-    scores, targets = torch.randn(2, 3, 5), torch.tensor([[1, 2, -1], [0, -1, -1]])
-    plain, smooth = token_loss(scores, targets), token_loss(scores, targets, 0.1)
-    every = -scores.log_softmax(-1).mean(-1)[targets >= 0].mean()
-    torch.testing.assert_close(smooth, 0.9 * plain + 0.1 * every)
