@@ -5,13 +5,15 @@ library says about them is true.
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 import torch
 from torch import nn
 from zoo.subject import Subject, change
 from zoo.trained import TRAINED, load, params
-from zoo.trained_figures import squares
+from zoo.trained_figures import parts_of, squares
+from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
 from pathspace.pruning.compare import Comparison
@@ -193,3 +195,14 @@ def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None
         # no other network of the orbit is smaller: one that was moved away arrives at the same size
         again = ps.balance_(subject.moved(0), subject.graph)
         assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
+
+
+def test_committed_page_is_what_its_data_say() -> None:
+    rows = json.loads(DATA.read_text())
+    assert PAGE.read_text() == render(rows)
+    assert len(rows) >= 8 and set(rows) <= set(TRAINED)
+    for name, row in rows.items():
+        assert set(row) == set(parts_of(name)), name
+        assert not any("fault" in facts for facts in row.values()), name
+        assert row["rescaling"]["float32"] <= STANDS, name
+        assert row["certificate"]["units_exact"] == row["graph"]["exact_units"], name

@@ -509,3 +509,56 @@ def test_states_of_other_optimizers_are_refused_without_names() -> None:
             ORDERED["path_sgd"](model.named_parameters(), model).load_state_dict(
                 foreign.state_dict()
             )
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("make", [MEMBERS["gsgd"], gauge_fixed], ids=["gsgd", "gauge_fixed"])
+def test_every_scheduler_drives_it(make: Make, name: str) -> None:
+    """The rates are those SGD gets, and the step obeys them."""
+    case, model, skeleton = fresh()
+    twin = copy.deepcopy(model)
+    optimizer, fixed = make(model, skeleton, lr=0.01), make(twin, skeleton, lr=0.01)
+    plain = optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    schedulers, rates = [SCHEDULERS[name](one) for one in (optimizer, plain)], []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert rates[-1] == plain.param_groups[0]["lr"]
+        fixed.param_groups[0]["lr"] = rates[-1]
+        case.step(model, optimizer)
+        case.step(twin, fixed)
+        plain.step()
+        for scheduler in schedulers:
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+    assert len(set(rates)) > 1
+    assert equal(model, twin)
+
+
+@pathwise
+def test_half_precision_follows_full_precision(make: Make) -> None:
+    case, model, skeleton = fresh("mlp_2x3x5x2")
+    model.float()
+    case.args, case.target = tuple(a.float() for a in case.args), case.target.float()
+    optimizer = make(model, skeleton, lr=1e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = case.loss(model)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    assert losses[-1] < losses[0]
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
+
+
+def test_hooks_of_the_state_see_path_space() -> None:
+    _, model, skeleton = fresh()
+    optimizer = PATHWISE["gsgd"](model, skeleton)
+    seen: list[bool] = []
+    optimizer.register_state_dict_post_hook(
+        lambda _, state: seen.append("path_space" in state["state"][0])
+    )
+    state = optimizer.state_dict()
+    optimizer.register_load_state_dict_pre_hook(lambda _, found: {**found, "state": state["state"]})
+    optimizer.load_state_dict({**state, "state": {}})
+    assert seen == [True]

@@ -540,3 +540,24 @@ def test_path_sgd_sees_no_dropout_and_moves_nothing_on_no_path() -> None:
     # the example does not reach these rows
     assert torch.equal(model[0].weight, before)
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
+
+
+@pytest.mark.parametrize("kind", [GSGD, GAdam])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tiny_weight_on_both_trees_does_not_undo_the_bound(seed: int, kind: type[Any]) -> None:
+    model, loss, skeleton = _with_a_tiny_weight(seed)
+    rate = 0.1 if kind is GSGD else 0.01
+    optimizer = kind(model.named_parameters(), lr=rate, skeleton=skeleton, max_multiplier=1.0)
+    losses = descend(optimizer, loss, 5)
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_the_shared_weight_term_dominates_near_the_identity() -> None:
+    rnn = nn.RNN(2, 8, nonlinearity="relu", bias=False, batch_first=True).double()
+    nn.init.eye_(rnn.weight_hh_l0)
+    model = network(lambda net, x: net.rnn(x)[0][:, -1], rnn=rnn)
+    both, first = (
+        kappa(model, torch.ones(1, 30, 2).double(), second=second)["rnn.weight_hh_l0"].diagonal()
+        for second in (True, False)
+    )
+    assert float(((both - first) / both).min()) > 0.9

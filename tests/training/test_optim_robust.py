@@ -328,3 +328,52 @@ def test_masks_from_a_file_make_the_optimizer_that_wrote_them(tmp_path: Path) ->
         mask.zero_()
     with pytest.raises(InputError, match="reach 0 of 11 units"):
         masks.skeleton(ps.trace(model, X))
+
+
+@pathwise
+def test_path_values_of_a_frozen_weight_wait_with_what_is_remembered(
+    make: Callable[..., Any],
+) -> None:
+    model = net()
+    init_skeleton_(model, skeleton_of(model))
+    optimizer = make(model, skeleton_of(model), lr=1e-3)
+    first = step(model, optimizer, steps=3)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    assert step(model, optimizer, steps=20) < first
+    assert torch.equal(model[0].weight, before)
+
+
+@kinds
+def test_chains_have_the_settings_of_their_own_group(kind: type[Any]) -> None:
+    """A path value goes down where its group minimises, whatever another
+    group does with its own.
+    """
+    model = mlp(2, 1, 2, bias=False).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 2.0]]))
+        model[2].weight.copy_(torch.tensor([[1.0], [3.0]]))
+    x = torch.ones(1, 2).double()
+    skeleton, ends = skeleton_of(model, x), []
+    for other in ({}, {"maximize": True}):
+        twin = copy.deepcopy(model)
+        groups = [
+            {"params": [("0.weight", twin[0].weight)]},
+            {"params": [("2.weight", twin[2].weight)], **other},
+        ]
+        optimizer = kind(groups, lr=0.01, skeleton=skeleton)
+        twin(x).square().sum().backward()
+        optimizer.step()
+        ends.append(float((twin[0].weight[0, 0] * twin[2].weight[0, 0]).detach()))
+    assert ends[0] == pytest.approx(ends[1], rel=1e-14)
+
+
+@pathwise
+def test_weights_with_gaps_in_memory_take_the_same_steps(make: Callable[..., Any]) -> None:
+    model = net()
+    twin, wide = copy.deepcopy(model), torch.zeros(12, 8, dtype=torch.float64)
+    wide[::2, ::2] = model[0].weight.detach()
+    twin[0].weight = nn.Parameter(wide[::2, ::2])
+    for m in (model, twin):
+        step(m, make(m, skeleton_of(m)), steps=4)
+    assert largest_difference(twin, model) < 1e-12

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks import figures
 from cases import network, recomputed
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
@@ -706,3 +710,77 @@ def test_observing_a_penalised_model() -> None:
     assert len(watch.records) == 2
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore")
+def test_compile_around_graph_breaks_and_block_by_block(backend: str) -> None:
+    model, x = compiled("loop")
+    stack = nn.Sequential(model, copy.deepcopy(model))
+    penalise_(stack, x, tau=TAU)
+    want = gradients(stack, stack(x).square().sum())
+    torch._dynamo.reset()
+    for part in stack:
+        part.breaks = True
+    assert_equal(gradients(stack, torch.compile(stack, backend=backend)(x).square().sum()), want)
+    torch._dynamo.reset()
+    for part in stack:
+        part.breaks = False
+        part.compile(backend=backend)
+    assert_equal(gradients(stack, stack(x).square().sum()), want)
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_penalised_model_in_a_file_keeps_its_penalty(
+    tmp_path: Path, norm_first: bool, ran: bool
+) -> None:
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
+    x, optimizer = torch.randn(2, 5, 8), torch.optim.SGD(layer.parameters(), lr=0.0)
+    plain = gradients(layer, layer(x).square().sum())
+    penalise_(layer, x, tau=TAU, optimizer=optimizer)
+    want = gradients(layer, layer(x).square().sum())
+    if ran:
+        optimizer.step()
+    layer.zero_grad()
+    torch.save((layer, x), tmp_path / "model.pt")
+    code = """
+import sys, torch
+model, x = torch.load(sys.argv[1], weights_only=False)
+(model(x).square().sum()).backward()
+found = {name: p.grad for name, p in model.named_parameters()}
+model.zero_grad()
+model.penal_connection.remove()
+(model(x).square().sum()).backward()
+torch.save((found, {name: p.grad for name, p in model.named_parameters()}), sys.argv[2])
+"""
+    files = [str(tmp_path / name) for name in ("model.pt", "gradients.pt")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300)
+    penalised, removed = torch.load(files[1])
+    assert_equal(penalised, want)
+    assert_equal(removed, plain)
+    twin = pickle.loads(pickle.dumps(layer))
+    optimizer.step()
+    assert layer.penal_connection.step == 1 + ran and twin.penal_connection.step == ran
+
+
+def test_figures_of_memory_are_what_the_page_says() -> None:
+    from benchmarks.penal_memory import NAME, PAGE, measured, table
+
+    rows = figures.load(NAME)
+    assert figures.shows(PAGE, NAME, table(rows))
+    # bytes of the model itself depend on the version of torch
+    found = [measured(row["block"])["for_a_node"] for row in rows]
+    assert (
+        [value == 0 for value in found]
+        == [row["for_a_node"] == 0 for row in rows]
+        == [True] * 3 + [False] * 3
+    )
+    assert found[4] == rows[4]["for_a_node"] == 1
+    for value, row in zip(found, rows, strict=True):
+        assert value == pytest.approx(row["for_a_node"], abs=0.01)

@@ -1,9 +1,10 @@
-"""Two and four processes, with copies of the weights or with weights cut in the usual ways, take
-the steps of one process.
+"""Two and four processes, with copies of the weights or with weights cut in every way that torch
+offers, take the steps of one process.
 """
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cases import mlp
+from cases import mlp, network
 from oracles.networks import OpRNN
 from processes import once, several_processes
 from torch import Tensor, nn
@@ -53,10 +54,31 @@ MAKERS: dict[str, Callable[..., PathSpace]] = {
     "bounded": maker(GAdam, lr=0.01, max_multiplier=0.5, weight_decay=0.1),
 }
 WORLDS = (4, 2)
+FUSED = ("momentum", "gadam")
+
+
+def convolutions() -> nn.Module:
+    """Tails that depend on the row (depthwise), channels fewer than processes, batch
+    norm, a pinned read-out.
+    """
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = torch.relu(net.norm(net.depthwise(torch.relu(net.first(x.view(-1, 1, 2, 2))))))
+        return net.last(torch.tanh(net.head(torch.relu(net.single(x)).flatten(1))))
+
+    first, depthwise = nn.Conv2d(1, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1, groups=3)
+    norm = nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False)
+    single, head, last = nn.Conv2d(3, 1, 1), nn.Linear(4, 3), nn.Linear(3, 1)
+    return network(
+        forward, first=first, depthwise=depthwise, norm=norm, single=single, head=head, last=last
+    )
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "normed": lambda: nn.Sequential(*mlp(4, 8, 4), nn.LayerNorm(4), *mlp(4, 8, 1)),
     # 7, 5 and 1 rows: uneven shards, and one that is empty
     "uneven": lambda: mlp(4, 7, 5, 1),
+    "convolutions": convolutions,
     "rnn": lambda: nn.Sequential(
         nn.Unflatten(-1, (2, 2)), OpRNN(2, 3, 1, batch_first=True, num_layers=2)
     ),
@@ -83,13 +105,16 @@ def skeleton_of(dtype: torch.dtype = torch.float64, name: str = "normed") -> ps.
 
 
 def ready(
-    way: str, member: str, dtype: torch.dtype = torch.float64, name: str = "normed"
+    way: str, member: str, dtype: torch.dtype = torch.float64, name: str = "normed", **more: Any
 ) -> tuple[nn.Module, PathSpace, Go]:
     """A model, cut, with its optimizer, and so many steps of it."""
     model, x, y = setting(dtype, name)
     init_skeleton_(model, skeleton_of(dtype, name))
     share = WAYS[way](model)
-    optimizer = MAKERS[member](model, skeleton_of(dtype, name))
+    if name == "convolutions":
+        # batch statistics are those of a process, so this one sees the whole batch everywhere
+        share = (1, 0)
+    optimizer = MAKERS[member](model, skeleton_of(dtype, name), **more)
     return model, optimizer, lambda steps: train(model, optimizer, x, y, share, steps)
 
 
@@ -112,6 +137,16 @@ def columns(model: nn.Module) -> tuple[int, int]:
         shard_placement_fn=lambda p: Shard(1) if p.ndim > 1 and p.shape[1] % world == 0 else None,
     )
     return world, dist.get_rank()
+
+
+def hybrid(model: nn.Module) -> tuple[int, int]:
+    mesh = init_device_mesh(
+        "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("copies", "shards")
+    )
+    for number in (0, 2):
+        fully_shard(model[number], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return dist.get_world_size(), dist.get_rank()
 
 
 PLAN = {
@@ -141,11 +176,30 @@ def both(model: nn.Module) -> tuple[int, int]:
     return dist.get_world_size() // 2, mesh["data"].get_local_rank()
 
 
+def meshes(model: nn.Module) -> tuple[int, int]:
+    """Two meshes of the same processes, made apart."""
+    for number, name in ((0, "a"), (2, "b")):
+        fully_shard(
+            model[number],
+            mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(name,)),
+        )
+    fully_shard(model)
+    return dist.get_world_size(), dist.get_rank()
+
+
+def half(model: nn.Module) -> tuple[int, int]:
+    """One layer alone; every process sees the whole batch, so that gradients
+    of the others are alike.
+    """
+    fully_shard(model[2])
+    return 1, 0
+
+
 def uncut(model: nn.Module) -> tuple[int, int]:
     return 1, 0
 
 
-ALL = (rows, columns, tensors, both, uncut)
+ALL = (rows, columns, hybrid, tensors, both, meshes, half, uncut)
 WAYS: dict[str, Callable[[nn.Module], tuple[int, int]]] = {cut.__name__: cut for cut in ALL}
 CUT = [way for way in WAYS if way != "uncut"]
 
@@ -176,8 +230,13 @@ def flat(state: object, prefix: str = "") -> dict[str, Tensor]:
     """All tensors of a nested state, whole."""
     if isinstance(state, Tensor):
         return {prefix: whole(state)}
-    items: Any = enumerate(state) if isinstance(state, list) else ()
-    items = state.items() if isinstance(state, dict) else items
+    items = (
+        state.items()
+        if isinstance(state, dict)
+        else enumerate(state)
+        if isinstance(state, list)
+        else ()
+    )
     return {
         key: value for name, one in items for key, value in flat(one, f"{prefix}.{name}").items()
     }
@@ -196,8 +255,9 @@ def work(rank: int, folder: Path) -> None:
     if world == max(WORLDS):
         for member in ("momentum", "gadam"):
             found |= save("both", member, folder) | save("rows", member, folder, torch.float32)
+        found["meshes"] = refusal(crossed)
     else:
-        found |= refusals()
+        found |= refusals() | resumed_alone()
         for member in MAKERS:
             found[f"copies {member}"] = copies(member)
             found |= {f"{name} {member}": stepped("rows", name, member) for name in OTHERS}
@@ -205,6 +265,7 @@ def work(rank: int, folder: Path) -> None:
         found |= load("both", "rows", member, folder) | load(
             "rows", "rows", member, folder, torch.float32
         )
+    found |= fused(folder)
     torch.save(found, folder / f"{world}-{rank}.pt")
 
 
@@ -243,6 +304,22 @@ def copies(member: str) -> dict[str, Tensor]:
     return weights(model)
 
 
+def resumed_alone() -> Found:
+    """Each process saves and loads its own state."""
+    model, optimizer, go = ready("rows", "momentum", name="uneven")
+    go(2)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), optimizer.state_dict()], file)
+    go(3)
+    twin, resumed, again = ready("rows", "momentum", name="uneven")
+    file.seek(0)
+    kept, state = torch.load(file, weights_only=False)
+    twin.load_state_dict(kept)
+    resumed.load_state_dict(state)
+    again(3)
+    return {"straight": weights(model), "resumed": weights(twin)}
+
+
 def after(way: str) -> dict[str, Tensor]:
     """Traced when it is cut already."""
     model, x, y = setting()
@@ -274,8 +351,28 @@ def from_meta(way: str) -> dict[str, Tensor]:
     return weights(model)
 
 
-def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64) -> Found:
-    model, optimizer, go = ready(way, member, dtype)
+def fused(folder: Path) -> Found:
+    """The same with steps by kernels, saved and loaded."""
+    found: Found = {}
+    for member in FUSED:
+        if dist.get_world_size() == max(WORLDS):
+            found |= save("columns", member, folder, fused=True)
+        found |= load("columns", "rows", member, folder, fused=True)
+    return found
+
+
+def crossed() -> None:
+    """One layer cut over all processes, another over pairs of them."""
+    model, _, _ = setting()
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("a",)))
+    fully_shard(model[2], mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("b", "c")))
+    MAKERS["gsgd"](model, skeleton_of())
+
+
+def save(
+    way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any
+) -> Found:
+    model, optimizer, go = ready(way, member, dtype, **more)
     go(2)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.save(parts, checkpoint_id=folder / f"{way} {member}")
@@ -285,9 +382,14 @@ def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64
 
 
 def load(
-    source: str, way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64
+    source: str,
+    way: str,
+    member: str,
+    folder: Path,
+    dtype: torch.dtype = torch.float64,
+    **more: Any,
 ) -> Found:
-    model, optimizer, go = ready(way, member, dtype)
+    model, optimizer, go = ready(way, member, dtype, **more)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(parts, checkpoint_id=folder / f"{source} {member}")
     set_state_dict(
@@ -315,10 +417,15 @@ def refusals() -> Found:
         lambda: PathSGD(model.named_parameters(), model=model, example=(x[:1],))
     )
     found["gauge"] = refusal(lambda: GaugeFixed(optimizer, skeleton.graph, model=model))
-    model, x, _ = setting()
-    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-    found["joined"] = refusal(lambda: MAKERS["gsgd"](wrapped, skeleton))
-    found["traced"] = refusal(lambda: ps.trace(wrapped, x))
+    for original in (True, False):
+        model, x, _ = setting()
+        wrapped = FullyShardedDataParallel(
+            model, use_orig_params=original, device_id=torch.device("cpu")
+        )
+        found[f"joined {original}"] = refusal(
+            lambda wrapped=wrapped: MAKERS["gsgd"](wrapped, skeleton)
+        )
+        found[f"traced {original}"] = refusal(lambda wrapped=wrapped, x=x: ps.trace(wrapped, x))
     model, x, _ = setting()
     own = ps.trace(model, x).skeleton()
     found["some"] = refusal(
@@ -376,6 +483,11 @@ def test_two_processes_take_the_steps_of_one(
             close(found[f"copies {member}"], wanted, rtol=1e-9, atol=1e-9)
 
 
+def test_shards_resume_bitwise_each_with_its_own_state(results: dict[int, list[Found]]) -> None:
+    for found in results[2]:
+        close(found["resumed"], found["straight"], rtol=0.0, atol=0.0)
+
+
 def test_models_are_traced_after_they_were_cut_or_before_they_have_numbers(
     results: dict[int, list[Found]],
 ) -> None:
@@ -410,13 +522,40 @@ def test_four_processes_save_and_two_go_on(
         close(results[4][0][f"resumed {key}"], four[f"straight {key}"], rtol=0.0, atol=0.0)
 
 
+def test_fused_steps_on_shards_go_on_where_others_saved_them(
+    results: dict[int, list[Found]],
+) -> None:
+    four, two = results[4], results[2]
+    for member in FUSED:
+        model, _, go = ready("uncut", member)
+        go(5)
+        close(four[0][f"straight columns {member}"], weights(model))
+        saved = four[0][f"saved columns {member}"]
+        for found in four + two:
+            loaded = found[f"loaded columns {member}"]
+            assert loaded.keys() == saved.keys()
+            assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+            close(found[f"resumed columns {member}"], weights(model))
+
+
+def test_meshes_that_share_processes_but_no_dimension_are_refused(
+    results: dict[int, list[Found]],
+) -> None:
+    for found in results[4]:
+        assert "expected dimensions of one mesh; give all modules the same mesh" in str(
+            found["meshes"]
+        )
+
+
 @pytest.mark.parametrize(
     ("key", "words"),
     [
         ("path norm", "use DistributedDataParallel instead"),
         ("gauge", "use DistributedDataParallel, or GSGD and GAdam, which take shards"),
-        ("joined", "as FullyShardedDataParallel hands them out"),
-        ("traced", "pass the model that it was made of"),
+        ("joined True", "as FullyShardedDataParallel hands them out"),
+        ("joined False", "as FullyShardedDataParallel hands them out"),
+        ("traced True", "pass the model that it was made of"),
+        ("traced False", "pass the model that it was made of"),
         ("some", "as ZeroRedundancyOptimizer hands them out"),
     ],
 )
@@ -429,7 +568,9 @@ def test_other_ways_are_refused_in_one_sentence(
 
 
 def test_joined_weights_are_noticed_at_the_first_step() -> None:
-    """As the ZeRO optimizers of DeepSpeed hand them out: one long tensor in place of all."""
+    """What the ZeRO optimizers of DeepSpeed do: one long tensor takes the
+    place of all parameters.
+    """
     _, optimizer, _ = ready("uncut", "gsgd")
     joined = nn.Parameter(torch.zeros(10))
     joined.grad = torch.ones(10)
