@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from cases import network
+from cases import mlp, network
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,10 +12,7 @@ from pathspace.diagnostics.parameters.cost import cost
 
 
 def chain(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(widths):
-        layers += [nn.Linear(a, b, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*mlp(*widths, bias=False, act=nn.Tanh), nn.Tanh())
 
 
 @pytest.mark.parametrize("n", [4, 20, 200])
@@ -33,22 +28,6 @@ def test_the_notes_example(n: int) -> None:
     # a general backward pass does not take f'(s) x out of the sum, which would need 5 m + 1
     assert wide.multiplications == 6 * m + 1
     assert deep.forward == n**2 + 2 * n and wide.forward == 2 * m
-
-
-def test_figures_at_200() -> None:
-    deep = cost(chain(1, 200, 200, 1), torch.randn(1, 1))
-    wide = cost(chain(1, 20200, 1), torch.randn(1, 1))
-    assert (deep.multiplications, deep.activations, deep.cached) == (121401, 401, 801)
-    # with f'(s) x taken out of the sum one product less for every unit
-    assert (wide.multiplications - 20200, wide.activations, wide.cached) == (101001, 20201, 40401)
-
-
-def test_a_third_hidden_layer_needs_more_memory_than_width() -> None:
-    """As many parameters from two hidden layers of 20: a third one, or 28 units in both."""
-    deep = cost(chain(1, 20, 20, 20, 1), torch.randn(1, 1))
-    wide = cost(chain(1, 28, 28, 1), torch.randn(1, 1))
-    assert deep.parameters == wide.parameters == 840
-    assert deep.cached > wide.cached and deep.activations > wide.activations
 
 
 def test_convolutions_by_hand() -> None:

@@ -52,26 +52,15 @@ def one_thread() -> Iterator[None]:
 
 
 CHAINS = ("residual_mlp", "residual_cnn", "parameters_everywhere", "transformer_block")
-SMALL = [
-    *CHAINS,
-    "mlp_gelu",
-    "mlp_softmax",
-    "conv_flatten",
-    "conv_groups",
-    "conv_depthwise",
-    "conv1d_dilated_groups",
-    "gated_product",
-    "rnn_op_2_layers",
-    "rnn_op_bidirectional",
-    "tied_transposed",
-    "batchnorm_conv",
-    "frozen_parameter",
-    "unused_parameter",
-]
+OTHERS = (
+    "mlp_gelu mlp_softmax conv_flatten conv_groups conv_depthwise conv1d_dilated_groups"
+    " gated_product rnn_op_2_layers rnn_op_bidirectional tied_transposed batchnorm_conv"
+    " frozen_parameter unused_parameter"
+).split()
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*CHAINS, *OTHERS])
 def test_small_networks(name: str) -> None:
     """In float64, where the oracle is exact."""
     model, args = TRAINED[name]()
@@ -102,16 +91,6 @@ def test_held_out_models(name: str) -> None:
         assert part in declined[check]
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["batchnorm_mlp", "hf_resnet", "decoder_swiglu"])
-def test_in_train_mode(name: str) -> None:
-    """Batch statistics and dropout: running statistics and random state stay."""
-    subject = Subject(*load()[name].make("train"))
-    for check in ("signal", "gradients", "cost", "chain"):
-        diagnose(subject, check)
-
-
 def test_every_public_function_is_among_the_checks() -> None:
     """Functions of a model; records and classes are what these return."""
     text = Path(inspect.getfile(diagnose)).read_text()
@@ -119,16 +98,9 @@ def test_every_public_function_is_among_the_checks() -> None:
         name for name in diagnostics.__all__ if inspect.isfunction(getattr(diagnostics, name))
     ]
     missing = [name for name in functions if f"dx.{name}(" not in text]
-    # functions of two reports, what watches a training loop, and what puts the
-    # others together
-    elsewhere = [
-        "diagnose",
-        "fabric_callback",
-        "lightning_callback",
-        "transformers_callback",
-        "versus",
-    ]
-    assert missing == [*elsewhere, "watching"]
+    # functions of two reports, what watches a training loop, and what puts the others together
+    callbacks = [f"{trainer}_callback" for trainer in ("fabric", "lightning", "transformers")]
+    assert missing == ["diagnose", *callbacks, "versus", "watching"]
 
 
 def test_the_oracle_notices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from cases import mlp
 
 from pathspace.diagnostics import report
 
@@ -27,13 +27,8 @@ from pathspace.diagnostics import report
 pytestmark = pytest.mark.slow
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--virtual-time-budget=3000",
-]
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage".split()
+FLAGS.append("--virtual-time-budget=3000")
 
 
 def dump(browser: str, address: str, folder: Path | None = None, *more: str) -> str:
@@ -130,10 +125,7 @@ if CHROME is not None:
     def test_controls_work_and_nothing_is_wrong(tmp_path: Path) -> None:
         assert CHROME is not None
         torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)
-        )
-        found = report(model, torch.randn(8, 4))
+        found = report(mlp(4, 6, 5, 2), torch.randn(8, 4))
         found.save(tmp_path / "report.html")
         seen = used(
             CHROME, tmp_path / "report.html", tmp_path / "profile", "--window-size=1200,900"
@@ -150,19 +142,15 @@ if CHROME is not None:
         for entry, layer in zip(seen["layers"], layers, strict=True):
             assert entry["chosen"] == 1
             assert all(tensor["name"] in entry["text"] for tensor in layer["tensors"])
-            assert entry["cells"] == sum(
-                len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"]
-            )
+            masks = [tensor["mask"] for tensor in layer["tensors"] if tensor["mask"]]
+            assert entry["cells"] == sum(len(mask["cells"]) for mask in masks)
         assert len(seen["groups"]) == 2
-        assert "6 units" in seen["groups"][0]
-        assert "Scales" in seen["groups"][0]
+        assert "6 units" in seen["groups"][0] and "Scales" in seen["groups"][0]
         assert seen["found"] == "1" and seen["paper"][:2] == [0, 0]
 
     def test_colours_follow_the_reader(tmp_path: Path) -> None:
         assert CHROME is not None
-        found = report(
-            nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
-        )
+        found = report(mlp(2, 3, 2), torch.randn(8, 2))
         colours = set()
         for name, more in (("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])):
             found.save(tmp_path / f"{name}.html")
