@@ -2,15 +2,15 @@
 [NAME ...]` from `tests/`.
 
 Rows are kept in `docs/data/trained.json` as they come; names that are given are measured again,
-others are kept. Then the page is written.
+without names what is missing. Then the page is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
+import sys
 import time
 import traceback
 import warnings
@@ -28,7 +28,7 @@ import pathspace as ps
 from pathspace.diagnostics import MarkovChain, report
 from pathspace.errors import first_line
 from pathspace.evidence.explain import account
-from pathspace.files.writing import replacing
+from pathspace.files.writing import write_text
 from pathspace.training import GSGD
 from zoo.language_figures import PARTS as WITH_TEXT
 from zoo.subject import Subject, change, flat
@@ -282,31 +282,20 @@ def measured(name: str, part: str) -> Facts:
     return {**found, "seconds": time.process_time() - start, "gigabytes": peak() / 2**30}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="networks; all by default")
-    parser.add_argument("--only", nargs="*", help="these parts alone")
-    parser.add_argument("--resume", action="store_true", help="leave out what is there already")
-    given = parser.parse_args()
-    rows: dict[str, Facts] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    for name in given.names or TRAINED:
+def main(names: list[str]) -> None:
+    """Measure the networks that are named, or else what is missing, and write the page."""
+    for name in names or TRAINED:
         for part in parts_of(name):
-            if (given.only and part not in given.only) or (
-                given.resume and part in rows.get(name, {})
-            ):
-                continue
-            found = alone(measured, name, part)
-            print(f"{name} {part}: {json.dumps(found)[:600]}", flush=True)
-            # (another process may have measured other networks in the meantime)
-            rows = json.loads(DATA.read_text()) if DATA.exists() else {}
-            rows.setdefault(name, {})[part] = found
-            with replacing(DATA) as temporary:
+            rows: dict[str, Facts] = json.loads(DATA.read_text())
+            if names or part not in rows.get(name, {}):
+                rows.setdefault(name, {})[part] = alone(measured, name, part)
+                print(f"{name} {part}: {json.dumps(rows[name][part])[:600]}", flush=True)
                 kept = {name: rows[name] for name in TRAINED if name in rows}
-                temporary.write_text(json.dumps(kept, indent=1) + "\n")
+                write_text(json.dumps(kept, indent=1), str(DATA))
+    rows = json.loads(DATA.read_text())
     whole = {name: row for name, row in rows.items() if set(row) >= set(parts_of(name))}
-    with replacing(PAGE) as temporary:
-        temporary.write_text(render(whole))
+    write_text(render(whole).rstrip(), str(PAGE))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
