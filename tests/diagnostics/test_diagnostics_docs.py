@@ -19,7 +19,7 @@ def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
     benchmarks.markov --page FILE``.
     """
     found = load(NAME)
-    assert shows(PAGE, NAME, f"\n{render(found)}")
+    assert shows(PAGE, NAME, render(found))
     assert found["seeds"] >= 5 and len(found["rows"]) == found["seeds"] * len(NETWORKS) * len(TAUS)
 
 
