@@ -3,20 +3,18 @@ of transformers, in pairs.
 
 ``PYTHONPATH=tests python -m benchmarks.watching`` trains each pair with and without the callback
 (two minutes on one core), in the process's own time, and writes ``docs/data/watching.json`` and the
-paragraph of ``docs/watching.md``; ``--page FILE`` keeps a page.
+paragraph of ``docs/watching.md``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.figures import keep, write
@@ -87,24 +85,18 @@ def step_costs(data: Any, steps: int = 48, every: int = 4) -> dict[str, float]:
     }
 
 
-def main(
-    steps: int = 200, pairs: int = 2, page: Annotated[str | None, typer.Option()] = None
-) -> None:
+def main(steps: int = 200) -> None:
     """Measure, and write the data and the paragraph of the page."""
     torch.set_num_threads(1)
-    data, rows, watch = text(), list[dict[str, Any]](), None
+    data, rows = text(), list[dict[str, Any]]()
     trained(data, 3, True, structure=True)  # imports
     costs = step_costs(data)
-    typer.echo(json.dumps(costs))
-    for number in range(pairs):
-        seconds: dict[bool, float] = {}
-        for watched in (True, False) if number % 2 else (False, True):
-            seconds[watched], found, _ = trained(data, steps, watched, page=page)
-            watch = found or watch
-        overhead = seconds[True] / seconds[False] - 1
-        rows.append({"steps": steps, "overhead": overhead, "traced": watch.preparation > 0})
-        typer.echo(json.dumps(rows[-1]))
+    for order in ((False, True), (True, False)):
+        runs = {watched: trained(data, steps, watched) for watched in order}
+        overhead = runs[True][0] / runs[False][0] - 1
+        rows.append({"steps": steps, "overhead": overhead, "traced": runs[True][1].preparation > 0})
     found = {**costs, "pairs": rows}
+    print(found)
     keep(NAME, found)
     write(PAGE, NAME, paragraph(found))
 
@@ -129,4 +121,4 @@ def paragraph(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()
