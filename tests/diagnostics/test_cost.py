@@ -30,6 +30,22 @@ def test_the_notes_example(n: int) -> None:
     assert deep.forward == n**2 + 2 * n and wide.forward == 2 * m
 
 
+def test_figures_at_200() -> None:
+    deep = cost(chain(1, 200, 200, 1), torch.randn(1, 1))
+    wide = cost(chain(1, 20200, 1), torch.randn(1, 1))
+    assert (deep.multiplications, deep.activations, deep.cached) == (121401, 401, 801)
+    # with f'(s) x taken out of the sum one product less for every unit
+    assert (wide.multiplications - 20200, wide.activations, wide.cached) == (101001, 20201, 40401)
+
+
+def test_a_third_hidden_layer_needs_more_memory_than_width() -> None:
+    """As many parameters from two hidden layers of 20: a third one, or 28 units in both."""
+    deep = cost(chain(1, 20, 20, 20, 1), torch.randn(1, 1))
+    wide = cost(chain(1, 28, 28, 1), torch.randn(1, 1))
+    assert deep.parameters == wide.parameters == 840
+    assert deep.cached > wide.cached and deep.activations > wide.activations
+
+
 def test_convolutions_by_hand() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False)

@@ -37,10 +37,10 @@ def loop(width: int) -> nn.Module:
     return cases.network(forward, into=into, hidden=hidden)
 
 
-def impulse(width: int, steps: int) -> torch.Tensor:
+def impulse(width: int, steps: int, size: float = 1.0) -> torch.Tensor:
     torch.manual_seed(7)
     x = torch.zeros(steps, 2, width)
-    x[0] = torch.randn(2, width)
+    x[0] = size * torch.randn(2, width)
     return x
 
 
@@ -64,6 +64,14 @@ def test_residual_nets_have_no_ordered_phase() -> None:
         found = sum(exponent(scale, seed) for seed in range(3)) / 3
         assert found > 0
         assert found == pytest.approx(math.log(1 + scale**2 / 2) / 2, rel=0.1, abs=2e-3)
+
+
+def test_the_exponent_of_an_rnn_below_the_edge_is_its_spectral_radius() -> None:
+    rnn = page.redraw(nn.RNN(120, 120, bias=False), 0.8, pattern="weight_hh*", seed=1)
+    found = page.growth_exponent(rnn, impulse(120, 400, size=1e-3), at=0, directions=2)
+    radius = float(torch.linalg.eigvals(rnn.weight_hh_l0.detach()).abs().max())
+    assert found.value == pytest.approx(math.log(radius), abs=0.01)
+    assert found.interval()[1] < 0
 
 
 def test_loops_and_recurrent_layers_agree_and_inputs_suppress_chaos() -> None:

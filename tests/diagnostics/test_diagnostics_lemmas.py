@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,6 +84,16 @@ def test_lemma2_and_its_converse(chain: tuple[MarkovChain, Tensor, Tensor]) -> N
     )
     assert page.lemma2(record, 1e8)[1].holds is False
     assert page.lemma2(record, 1e8)[0].premise == round(record.convex_share * record.samples)
+
+
+def test_small_eta_tells_nothing_large_eta_is_the_cosine(
+    chain: tuple[MarkovChain, Tensor, Tensor],
+) -> None:
+    c, x, t = chain
+    record = observe(c, losses, x, t)
+    defect = [float((1 - record.eps(eta)).mean()) for eta in (1e-4, 1e-3)]
+    assert math.log10(defect[1] / defect[0]) == pytest.approx(2, abs=0.01)
+    assert torch.allclose(record.eps(1e8), record.efficiency, atol=1e-6)
 
 
 def test_lemma3_corrected_holds_and_printed_fails() -> None:

@@ -28,6 +28,25 @@ def test_the_stability_limit_is_where_the_probe_diverges(decay: float, h: float)
     assert page.contraction(decay, limit, h) == pytest.approx(1, abs=1e-9)
 
 
+def test_a_large_decay_costs_monotony_not_stability() -> None:
+    assert page.quadratic_probe(0.99, 1.0)[1] > 50 and not page.quadratic_probe(0.99, 1.0)[0]
+    for decay in (0.3, 0.9):
+        limit = page.monotone_limit(decay, 1.0)
+        turns = [page.quadratic_probe(decay, factor * limit)[1] for factor in (0.98, 4)]
+        assert turns[0] == 0 < turns[1]
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
+def test_stationary_variance(decay: float) -> None:
+    random = np.random.default_rng(0)
+    g, total, count = np.zeros(4000), 0.0, 0
+    for step in range(int(60 / (1 - decay))):
+        g = decay * g + (1 - decay) * random.normal(size=4000)
+        if step > 20 / (1 - decay) and step % max(1, int(2 / (1 - decay))) == 0:
+            total, count = total + float(g.var()), count + 1
+    assert total / count == pytest.approx(page.stationary_variance(decay), rel=0.03)
+
+
 def test_sampling_without_replacement() -> None:
     random = np.random.default_rng(0)
     data = random.normal(size=200)

@@ -41,3 +41,18 @@ def test_the_remainder_is_of_second_order() -> None:
     sizes = [page.residual_control(*page.stack(scale)).remainder for scale in (0.02, 0.01, 0.005)]
     assert sizes[0] / sizes[1] == pytest.approx(4, abs=0.1)
     assert sizes[1] / sizes[2] == pytest.approx(4, abs=0.1)
+
+
+def test_many_small_branches_are_not_small() -> None:
+    # (1.05)^200 = 17293: the size of one branch says nothing without their number
+    few, many = (page.residual_control(*page.stack(0.1, depth)) for depth in (2, 40))
+    assert sum(few.branches) < 0.5 < sum(many.branches)
+    assert many.remainder_bound > 100 * few.remainder_bound
+
+
+def test_wider_norms_damp_branches() -> None:
+    # the derivative of a normalised branch falls with the standard deviation of what is normalised
+    model, x = page.stack(1.0, 1, norm=True)
+    branches = [page.residual_control(model, size * x).branches[0] for size in (1.0, 4.0, 16.0)]
+    assert branches[0] / branches[1] == pytest.approx(4, rel=0.01)
+    assert branches[1] / branches[2] == pytest.approx(4, rel=0.01)

@@ -105,6 +105,19 @@ def test_integer_inputs_and_repeated_calls() -> None:
     assert [row.layer for row in rows] == ["0", "1", "2", "1 (2)"]
 
 
+@pytest.mark.parametrize("mode", ["uniform", "normal"])
+def test_initialisation_variances(mode: str) -> None:
+    # section 2.6.1: a uniform weight in (-w, w) has variance w^2/3, a normal one w^2
+    layer = nn.Linear(400, 4000, bias=False).double()
+    if mode == "uniform":
+        nn.init.uniform_(layer.weight, -math.sqrt(3 / 400), math.sqrt(3 / 400))
+    else:
+        nn.init.normal_(layer.weight, std=400**-0.5)
+    row = signal(layer, torch.randn(64, 400).double(), probes=2, jvp=False)[0]
+    assert row.variance == pytest.approx(1, abs=0.03)
+    assert row.weight_gain == pytest.approx(1, abs=0.01)
+
+
 def test_gaussian_integrals() -> None:
     for degree, value in ((0, 1), (2, 1), (4, 3), (6, 15)):
         assert gaussian_mean(lambda z, d=degree: z**d) == pytest.approx(value, rel=1e-9)
