@@ -24,13 +24,10 @@ from pathspace.training import (
     GSGD,
     GAdam,
     GaugeFixed,
-    PathNorm,
     PathSGD,
     init_skeleton_,
     penalise_,
-    suggest,
 )
-from tests.pruning.test_exchangeable import BETWEEN, Between, Biased
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ENTRIES = [entry for entry in load().values() if entry.fast]
@@ -136,16 +133,6 @@ def test_channels_are_those_of_a_processor(name: str) -> None:
     there = copy.deepcopy(model).to(DEVICE), moved(args)
     expect_runs(*there)
     assert counted(*there) == counted(model, args)
-
-
-def test_channels_that_are_treated_differently_are_told_apart() -> None:
-    heads, tokens = Biased([1.0, 0.5]).double().to(DEVICE), torch.randn(2, 5, 4).double()
-    assert counted(heads, (tokens.to(DEVICE),)) == []
-    for between, sizes in BETWEEN.values():
-        model, x = Between(between).double(), torch.randn(2, 3, 5).double().to(DEVICE)
-        model = model.to(DEVICE)
-        model.fixed = model.fixed.to(DEVICE)
-        assert sorted(size for _, size in counted(model, (x,))) == sorted(sizes)
 
 
 def test_channels_are_pruned_permuted_and_matched_there() -> None:
@@ -347,15 +334,6 @@ def test_a_model_that_moves_after_the_trace() -> None:
         assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_advice() -> None:
-    model, x = net()
-    model, x = model.to(DEVICE), x.to(DEVICE)
-    graph = ps.trace(model, x)
-    assert suggest(model, graph, show=False).lr > 0
-    advice = suggest(model, graph, lambda m: m(x).square().mean(), show=False)
-    assert advice.lr > 0
-
-
 def residual() -> nn.Module:
     torch.manual_seed(0)
 
@@ -425,16 +403,3 @@ def test_diagnostics_are_those_of_a_processor(tmp_path: Path) -> None:
     for key in ("top", "variances"):
         close(one.pop(key), other.pop(key), 1e-6)
     assert one == other
-
-
-def test_norms_are_those_of_a_processor() -> None:
-    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-    plain, x = plain.double(), torch.randn(8, 6).double()
-    results = []
-    for place in ("cpu", DEVICE):
-        twin, y = copy.deepcopy(plain).to(place), x.to(place)
-        rectified = nn.Sequential(*(nn.ReLU() if isinstance(m, nn.Tanh) else m for m in twin))
-        assert ps.draw(ps.trace(rectified, y).skeleton())
-        norm = PathNorm(rectified, (y,)).value(dict(rectified.named_parameters()))
-        results.append([norm.cpu()])
-    close(*results, 1e-6)

@@ -144,26 +144,11 @@ def doubled() -> nn.Module:
     return model
 
 
-def low(net: Any, x: Tensor) -> Tensor:
-    """Runs in bfloat16, with weights in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return plain(net, x)
-
-
-def inferred(net: Any, x: Tensor) -> Tensor:
-    """Reads a layer that runs in inference mode."""
-    with torch.inference_mode():
-        fixed = net.b(x)
-    return net.c(net.a(x).relu() + fixed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
         doubled,
-        lambda: two(low),
-        lambda: two(inferred),
         lambda: nn.Sequential(
             nn.utils.parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
         ),

@@ -171,46 +171,41 @@ def wanted(subject: Subject) -> Tensor:
         return subject.outputs(model)
 
 
+Make = Callable[[nn.Module, float], torch.optim.Optimizer]
+
+
 def trained_by(
-    subject: Subject,
-    model: nn.Module,
-    target: Tensor,
-    make: Callable[[nn.Module], torch.optim.Optimizer],
+    subject: Subject, model: nn.Module, target: Tensor, optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """The losses before and after each of a few steps."""
-    optimizer, losses = make(model), []
-    for step in range(STEPS + 1):
+    """The losses before and after a few steps."""
+    losses = []
+    for _ in range(STEPS + 1):
         optimizer.zero_grad()
         loss = F.mse_loss(subject.outputs(model), target)
         losses.append(loss.item())
-        if step < STEPS:
+        if len(losses) <= STEPS:
             loss.backward()
             optimizer.step()
-    return losses
+    return [losses[0], losses[-1]]
 
 
-def best_rate(name: str, train: Callable[[float], list[float]]) -> tuple[float, list[float]]:
-    """The rate, among powers of ten, with the smallest loss at the end."""
-    tried = {rate: train(rate) for rate in (RATES if TRAINED[name].fast else FEW)}
-    rate = min(
-        tried, key=lambda rate: tried[rate][-1] if math.isfinite(tried[rate][-1]) else math.inf
-    )
-    return rate, tried[rate]
+def at_best_rate(subject: Subject, target: Tensor, make: Make) -> Facts:
+    """The rate, among powers of ten, with the smallest loss at the end, and its losses."""
+    tried = {}
+    for rate in RATES if TRAINED[subject.name].fast else FEW:
+        model = subject.copy()
+        tried[rate] = trained_by(subject, model, target, make(model, rate))
+    ends = {rate: end if math.isfinite(end) else math.inf for rate, (_, end) in tried.items()}
+    rate = min(ends, key=lambda rate: ends[rate])
+    return {"rate": rate, "losses": tried[rate]}
 
 
 def the_sgd(name: str) -> Facts:
     """A few steps of plain SGD."""
     subject = Subject(name, torch.float64)
-    target = wanted(subject)
-
-    def train(rate: float) -> list[float]:
-        def make(model: nn.Module) -> torch.optim.Optimizer:
-            return torch.optim.SGD(model.parameters(), rate)
-
-        return trained_by(subject, subject.copy(), target, make)
-
-    rate, losses = best_rate(name, train)
-    return {"rate": rate, "losses": [losses[0], losses[-1]]}
+    return at_best_rate(
+        subject, wanted(subject), lambda model, rate: torch.optim.SGD(model.parameters(), rate)
+    )
 
 
 def the_gsgd(name: str) -> Facts:
@@ -218,21 +213,12 @@ def the_gsgd(name: str) -> Facts:
     subject = Subject(name, torch.float64)
     target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
 
-    def train(rate: float, model: nn.Module | None = None) -> list[float]:
-        return trained_by(
-            subject,
-            subject.copy() if model is None else model,
-            target,
-            lambda m: GSGD(m.named_parameters(), lr=rate, skeleton=skeleton),
-        )
+    def make(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+        return GSGD(model.named_parameters(), lr=rate, skeleton=skeleton)
 
-    rate, losses = best_rate(name, train)
-    again = train(rate, subject.moved(0))
-    return {
-        "rate": rate,
-        "losses": [losses[0], losses[-1]],
-        "parting": abs(again[-1] / losses[-1] - 1),
-    }
+    found, model = at_best_rate(subject, target, make), subject.moved(0)
+    _, end = trained_by(subject, model, target, make(model, found["rate"]))
+    return found | {"parting": abs(end / found["losses"][1] - 1)}
 
 
 def the_canonical(name: str) -> Facts:
@@ -244,20 +230,10 @@ def the_canonical(name: str) -> Facts:
 
 
 PARTS: dict[str, Callable[[str], Facts]] = {
-    function.__name__.removeprefix("the_"): function
-    for function in (
-        the_graph,
-        the_certificate,
-        the_proof,
-        the_report,
-        the_rescaling,
-        the_balance,
-        the_canonical,
-        the_path_norm,
-        the_chain,
-        the_sgd,
-        the_gsgd,
-    )
+    part: globals()[f"the_{part}"]
+    for part in (
+        "graph certificate proof report rescaling balance canonical path_norm chain sgd gsgd"
+    ).split()
 }
 
 
