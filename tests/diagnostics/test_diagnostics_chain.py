@@ -189,17 +189,11 @@ def adding(**branch: nn.Module) -> nn.Module:
     return network(lambda net, x: x + getattr(net, name)(x), **{name: module})
 
 
-@pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
 @pytest.mark.parametrize("size", [3, 16])
-def test_a_margin_around_a_small_image_is_no_resolution(
-    pad: Callable[[int], nn.Module], size: int
-) -> None:
-    def block() -> nn.Module:
-        branch = nn.Sequential(pad(2), nn.Conv2d(2, 2, 5), nn.ReLU(), nn.Conv2d(2, 2, 1))
-        return adding(branch=branch)
-
-    chain = MarkovChain.trace(nn.Sequential(block(), block()), torch.randn(1, 2, size, size))
-    assert [node.name for node in chain.nodes] == ["0.branch", "1.branch"]
+def test_a_margin_around_a_small_image_is_no_resolution(size: int) -> None:
+    branch = nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(2, 2, 5), nn.ReLU())
+    chain = MarkovChain.trace(adding(branch=branch), torch.randn(1, 2, size, size))
+    assert [node.name for node in chain.nodes] == ["branch"]
 
 
 def test_nodes_inside_a_branch_are_named() -> None:

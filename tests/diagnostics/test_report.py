@@ -23,7 +23,7 @@ from zoo.entry import load
 import pathspace as ps
 from pathspace.diagnostics import Report, report
 from pathspace.diagnostics.report import measure, sentences
-from pathspace.diagnostics.report.graph_layout import arrange, describe_layers
+from pathspace.diagnostics.report.graph_layout import describe_layers
 from pathspace.diagnostics.report.measure import path_value_facts
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
@@ -76,7 +76,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.scripts: list[str] = []
         self.text = ""
         self.feed(text)
         self.close()
@@ -91,18 +91,14 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            attributes = next(a for t, a in reversed(self.elements) if t == "script")
-            self.scripts.append((attributes, data))
-        elif not self.open or self.open[-1] != "style":
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        elif self.open[-1:] != ["style"]:
             self.text += data
 
     def data(self) -> dict[str, Any]:
-        (text,) = [
-            text
-            for attributes, text in self.scripts
-            if attributes.get("type") == "application/json"
-        ]
+        """What the page holds beside its pictures, as JSON."""
+        (text,) = [text for text in self.scripts if text.lstrip().startswith("{")]
         found: dict[str, Any] = json.loads(text)
         return found
 
@@ -198,25 +194,6 @@ def test_histograms_are_those_of_the_path_values() -> None:
     )
     statistics = ps.path_statistics(skeleton)
     assert found["values"]["largest"] == pytest.approx(statistics.largest / math.log(10))
-
-
-def test_layers_of_recurrent_and_normalised_networks() -> None:
-    layers, lanes = arrange(ps.trace(*stacked_rnn()))
-    assert [(layer.name, layer.reads, layer.writes) for layer in layers] == [
-        ("embed", (0,), (1,)),
-        ("rnn.weight_ih_l0", (1,), (2,)),
-        ("rnn.weight_hh_l0", (2,), (2,)),
-        ("rnn.weight_ih_l1", (2,), (3,)),
-        ("rnn.weight_hh_l1", (3,), (3,)),
-        ("out", (3,), (0,)),
-    ]
-    assert [len(lane.units) for lane in lanes.values()] == [5, 4, 4]
-    layers, _ = arrange(ps.trace(*convolutional()))
-    assert [(layer.name, layer.after is not None) for layer in layers] == [
-        ("0", False),
-        ("1", True),
-        ("5", False),
-    ]
 
 
 def test_lanes_never_overlap() -> None:

@@ -345,16 +345,12 @@ def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) 
     right = [
         (z, lambda z: F.cross_entropy(z, y)),
         (z, lambda z: F.cross_entropy(z, y, weight=weight, label_smoothing=0.8)),
-        (z.log_softmax(1), lambda z: F.cross_entropy(z, y)),
         (z.log_softmax(1), lambda z: F.nll_loss(z, y)),
         (p, lambda p: F.nll_loss(p.clamp(min=1e-6).log(), y)),
         (p, lambda p: F.mse_loss(p, hot)),
-        (z, lambda z: F.mse_loss(z.softmax(1), hot)),
         (z, lambda z: F.mse_loss(z, aim)),
-        (z - z.mean(1, keepdim=True), lambda z: z.square().mean()),
         (z, lambda z: F.binary_cross_entropy_with_logits(z, bits)),
         (s, lambda s: F.mse_loss(s, bits)),
-        (z, lambda z: F.mse_loss(z.sigmoid(), bits)),
         (z, lambda z: F.multi_margin_loss(z.float(), y)),
         (z, lambda z: z.mean()),
     ]
