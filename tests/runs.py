@@ -35,27 +35,6 @@ def plain(width: int) -> nn.Module:
     )
 
 
-def res_block(width: int) -> nn.Module:
-    """Two convolutions with batch norms and a shortcut."""
-    parts: list[nn.Module] = []
-    for _ in range(2):
-        parts += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
-    branch = nn.Sequential(*parts[:2], nn.ReLU(), *parts[2:])
-    return network(lambda net, x: F.relu(x + net.branch(x)), branch=branch)
-
-
-def gated_block(width: int) -> nn.Module:
-    """A residual block with a gate."""
-    gate, enter = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        y = net.norm(x)
-        return x + net.leave(F.silu(net.gate(y)) * net.enter(y))
-
-    leave = nn.Linear(2 * width, width, bias=False)
-    return network(forward, norm=nn.RMSNorm(width), leave=leave, gate=gate, enter=enter)
-
-
 def recurrent() -> nn.Module:
     """A recurrent layer and a head on its last state."""
     rnn, head = nn.LSTM(4, 24, batch_first=True), nn.Linear(24, 3)
@@ -212,14 +191,6 @@ def cnn() -> nn.Sequential:
     )
 
 
-def resnet() -> nn.Sequential:
-    """Residual blocks with batch norms."""
-    stem = (nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
-    return nn.Sequential(
-        *stem, res_block(12), res_block(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)
-    )
-
-
 def residual(width: int = 32) -> nn.Sequential:
     """Pre-norm residual blocks."""
     body = pre_norm(width), pre_norm(width), nn.LayerNorm(width)
@@ -229,13 +200,6 @@ def residual(width: int = 32) -> nn.Sequential:
 def plain_residual(width: int = 32) -> nn.Sequential:
     """Residual blocks without norms."""
     return nn.Sequential(nn.Linear(20, width), plain(width), plain(width), nn.Linear(width, 3))
-
-
-def gated() -> nn.Sequential:
-    """Gated residual blocks."""
-    return nn.Sequential(
-        nn.Linear(20, 32), gated_block(32), gated_block(32), nn.RMSNorm(32), nn.Linear(32, 3)
-    )
 
 
 def squashed(function: nn.Module) -> nn.Sequential:
@@ -264,12 +228,10 @@ HEALTHY = {
     "regression-tanh": Run(lambda: mlp(act=nn.Tanh), regression),
     "deep-mlp": Run(lambda: mlp((20, *[64] * 6, 3)), options={"lr": 3e-4}),
     "cnn": Run(cnn, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
-    "resnet": Run(resnet, images, torch.optim.AdamW, {"lr": 3e-3}),
     "residual": Run(residual),
     "plain-residual": Run(plain_residual, **SGD, options={"lr": 0.05}),
     "lstm": Run(recurrent, sequences, options={"lr": 3e-3}),
     "transformer": Run(Language, tokens, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
-    "gated": Run(gated, optimizer=torch.optim.NAdam, options={"lr": 2e-3}),
     "autoencoder": Run(
         lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-2}
     ),
@@ -359,9 +321,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "stale": broken("stale gradients", "", mlp, zero=False),
     "eval": broken("evaluation mode", "", cnn, images, spoil=lambda m: m.eval() is None),
     "untrained": broken("untrained", "0.weight", mlp, chosen=lambda m: m[2:].parameters()),
-    "gated-unbalanced": broken(
-        "unbalanced", "1.enter", gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)
-    ),
     "rounded": broken(
         "rounded",
         "0.weight",

@@ -12,7 +12,7 @@ from cases import network, recomputed
 from processes import two_processes
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.checkpoint import CheckpointFunction
 
 from pathspace.diagnostics import MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.chain.efficiency import observe
@@ -30,12 +30,12 @@ class Residuals(nn.Module):
     ) -> None:
         super().__init__()
         self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
-        self.in_place, self.save = in_place, False
+        self.in_place, self.reentrant = in_place, None
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for block in self.blocks:
-            z = checkpoint(block, x, use_reentrant=False) if self.save else block(x)
+            z = recomputed(block, x, reentrant=self.reentrant)
             if self.in_place:
                 z += x
                 x = F.relu_(z)
@@ -166,10 +166,10 @@ def train(model: Residuals, x: Tensor, steps: int) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("save", [False, True], ids=["", "checkpointing"])
-def test_watching_a_training_loop(save: bool) -> None:
+@pytest.mark.parametrize("reentrant", [None, False], ids=["", "checkpointing"])
+def test_watching_a_training_loop(reentrant: bool | None) -> None:
     model, x = build("transformer")
-    model.save = save
+    model.reentrant = reentrant
     chain = MarkovChain.trace(model, x)
     with chain.watch() as watch:
         train(model, x, 3)
@@ -326,28 +326,15 @@ def test_gauge_of_every_last_layer(last: str) -> None:
         assert torch.allclose(record.gauge, record.products.sum(1), rtol=1e-4)
 
 
-def recomputing(reentrant: bool | None) -> nn.Module:
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = net.first(x)
-        for block in net.blocks:
-            x = recomputed(lambda v, block=block: v + block(v).tanh(), x, reentrant=reentrant)
-        return net.last(x)
-
-    first, last = nn.Linear(4, 4), nn.Linear(4, 3)
-    blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-    return network(forward, first=first, last=last, blocks=blocks)
-
-
 def test_reentrant_checkpointing_is_measured() -> None:
-    x, labels = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    found = []
-    for reentrant in (None, True):
-        torch.manual_seed(0)
-        model = recomputing(reentrant)
+    model, x = build("mlp")
+    labels, found, costs = torch.randint(0, 2, (6,)), [], []
+    for model.reentrant in (None, False, True):
         record = MarkovChain.trace(model, x).observe(F.cross_entropy, x, labels)
         table = gradients(model, F.cross_entropy, [(x, labels)])
         found.append((record.cosines.tolist(), [row.rms for row in table], signal(model, x).rows))
+        costs.append(cost(model, x))
         assert RUNNING == [] and "apply" not in vars(CheckpointFunction)
-    assert found[0] == found[1]
-    # what is computed again counts, like that of the other way of checkpointing
-    assert cost(model, x) == cost(recomputing(False), x) != cost(recomputing(None), x)
+    assert found[0] == found[1] == found[2]
+    # what is computed again counts, in both ways of checkpointing
+    assert costs[0] != costs[1] == costs[2]

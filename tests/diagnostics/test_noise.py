@@ -9,7 +9,6 @@ import pytest
 import torch
 from notebook import notebook
 from torch import nn
-from torch.nn import functional as F
 
 page = notebook("moving_average")
 
@@ -55,24 +54,6 @@ def test_sampling_without_replacement() -> None:
         data.var() * page.sampling_factor(100, 200), rel=0.05
     )
     assert page.sampling_factor(200, 200) == 0
-
-
-def test_curvature_against_the_hessian() -> None:
-    for width in (4, 12):
-        model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1)).double()
-        x, y = torch.randn(30, 3).double(), torch.randn(30, 1).double()
-        named = dict(model.named_parameters())
-        sizes = [p.numel() for p in named.values()]
-
-        def loss(
-            flat: torch.Tensor, model=model, named=named, sizes=sizes, x=x, y=y
-        ) -> torch.Tensor:
-            parts = {n: v.view_as(named[n]) for n, v in zip(named, flat.split(sizes), strict=True)}
-            return F.mse_loss(torch.func.functional_call(model, parts, (x,)), y)
-
-        flat = torch.cat([p.detach().reshape(-1) for p in named.values()])
-        exact = float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))[-1])
-        assert page.curvature(model, F.mse_loss, x, y) == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from pathspace.training import penalise_
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 # units and chain cost a trace of the model, which the other alarms do without
-TRACED = {"unbalanced", "gated-unbalanced", "unbalanced-block", "pulled"}
+TRACED = {"unbalanced", "unbalanced-block", "pulled"}
 
 
 @pytest.mark.parametrize("name", runs.BROKEN)
