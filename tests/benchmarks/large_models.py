@@ -18,7 +18,7 @@ import torch
 import transformers
 
 import pathspace as ps
-from benchmarks.figures import keep, load, markdown, write
+from benchmarks.figures import keep, load, page_of, write
 from benchmarks.measure import alone, peak
 from pathspace.errors import first_line
 
@@ -126,19 +126,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def tables(figures: dict[str, Any]) -> str:
     """The tables of the page: what was found, and what it cost."""
-    found = [
-        [name, str(row["layers"]), *(f"{row[key]:,}" for key in ("weights", "units", "dimension")),
-         *("yes" if row[key] else "no" for key in ("as_extrapolated", "accepted"))]
-        for name, row in figures.items()
-    ]  # fmt: skip
-    spent = ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb")
-    costs = [[name, *(f"{row[key]:.1f}" for key in spent)] for name, row in figures.items()]
-    head = (
-        "model | layers | weights in path space | units | dimension | as extrapolated"
-        " | proof accepted"
-    )
-    cost = "model | trace: seconds | trace: GB | proof and check: seconds | proof and check: GB"
-    return f"{markdown(head, found)}\n\n{markdown(cost, costs)}"
+    return page_of("large-models", figures=figures).rstrip()
 
 
 def main(names: list[str]) -> None:

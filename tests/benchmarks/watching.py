@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.figures import keep, write
+from benchmarks.figures import keep, page_of, write
 from pathspace.diagnostics import transformers_callback
 from pathspace.diagnostics.run.watching import EVERY
 from pathspace.training.experiments.data import bible_text, given
@@ -103,21 +103,11 @@ def main(steps: int = 200) -> None:
 
 def paragraph(found: dict[str, Any]) -> str:
     """The figures as the page on watching says them."""
-    pairs, first = found["pairs"], (EVERY - 1).bit_length()
+    first = (EVERY - 1).bit_length()
     early = first * found["row"]
     enough = math.ceil(early / (0.02 * found["step"] - found["row"] / EVERY) / 10) * 10
-    overheads = " and ".join(f"{pair['overhead']:+.1%}" for pair in pairs)
-    return (
-        "What it costs under the Trainer of transformers, with a GPT of"
-        f" {found['weights'] / 1e6:.1f} million weights on the King James Bible, {BATCH} x {LENGTH}"
-        f" letters a step ({found['step']:.2f} s on one core, in the process's own time): a"
-        f" measured step takes {found['row']:.2f} s more, which is {found['share']:.1%} at the"
-        f" default cadence. The {first} before the hundredth take {early:.1f} s together, so what"
-        f" is measured is 2 % of a run of {enough} steps, and less of longer ones. Tracing takes"
-        f" {found['tracing']:.1f} s, once. Runs of {pairs[0]['steps']} steps with the callback"
-        f" against runs without, in {'pairs' if pairs[1:] else 'a pair'}: {overheads}; so short a"
-        f" run is {'' if pairs[0]['traced'] else 'not '}traced."
-    )
+    facts = {"first": first, "early": early, "enough": enough, "batch": BATCH, "length": LENGTH}
+    return page_of("watching", found=found, **facts).rstrip()
 
 
 if __name__ == "__main__":

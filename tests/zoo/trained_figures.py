@@ -229,12 +229,9 @@ def the_canonical(name: str) -> Facts:
         return {"change": change(subject.outputs(subject.model), subject.outputs(model))}
 
 
-PARTS: dict[str, Callable[[str], Facts]] = {
-    part: globals()[f"the_{part}"]
-    for part in (
-        "graph certificate proof report rescaling balance canonical path_norm chain sgd gsgd"
-    ).split()
-}
+ORDER = [the_graph, the_certificate, the_proof, the_report, the_rescaling, the_balance]
+ORDER += [the_canonical, the_path_norm, the_chain, the_sgd, the_gsgd]
+PARTS = {function.__name__.removeprefix("the_"): function for function in ORDER}
 
 
 def parts_of(name: str) -> dict[str, Callable[[str], Facts]]:
