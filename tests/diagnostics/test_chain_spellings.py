@@ -100,18 +100,10 @@ def dropped_last(m: Any, x: Tensor) -> Tensor:
     return y
 
 
-def dropped_first(m: Any, x: Tensor) -> Tensor:
-    for number in range(3):
-        other = x + m.f(x).relu()
-        x = x + m.g(x).relu() if number < 2 else other
-    return x
-
-
-@pytest.mark.parametrize(("forward", "nodes"), [(dropped_last, 5), (dropped_first, 3)])
-def test_additions_that_no_output_needs_are_left_out(forward: Any, nodes: int) -> None:
-    x, model = torch.randn(4, 4), written(forward)
+def test_additions_that_no_output_needs_are_left_out() -> None:
+    x, model = torch.randn(4, 4), written(dropped_last)
     chain = MarkovChain.trace(model, x)
-    assert len(chain) == nodes
+    assert len(chain) == 5
     record = chain.observe(F.mse_loss, x, torch.randn(4, 4))
     assert bool(record.cosines.isfinite().any(1).all())
     assert all(p.grad is None for p in model.parameters()) and not x.requires_grad

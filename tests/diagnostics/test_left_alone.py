@@ -111,8 +111,8 @@ def test_derivatives_of_checkpointed_functions_are_those_of_the_function(reentra
     assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
 
 
-def two(forward: Callable[[Any, Tensor], Tensor], b: nn.Module | None = None) -> nn.Module:
-    return network(forward, a=nn.Linear(4, 4), b=b or nn.Linear(4, 4), c=nn.Linear(4, 3))
+def two(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    return network(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 3))
 
 
 def constrained(net: Any, x: Tensor) -> Tensor:
