@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from benchmarks.figures import DOCS, page_of
+from cases import network
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -49,19 +50,15 @@ LIBRARY = (
 ).split()
 
 
-class OnDraws(nn.Module):
+def on_draws(model: nn.Module) -> nn.Module:
     """A model on several draws of its inputs, one run for each."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
-        parts = [
-            leaf for args, kwargs in draws for leaf in tree_leaves(self.model(*args, **kwargs))
-        ]
+    def forward(net: Any, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
+        parts = (leaf for args, kwargs in draws for leaf in tree_leaves(net.model(*args, **kwargs)))
         real = [leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return torch.cat([leaf.reshape(-1) for leaf in real])
+
+    return network(forward, model=model).train(model.training)
 
 
 def smaller(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,17 +100,14 @@ def look(entry: Entry) -> dict[str, Any] | None:
     with torch.no_grad():
         for parameter in model.double().parameters():
             if parameter.requires_grad:
-                parameter += 0.3 * torch.randn(
-                    parameter.shape, generator=generator, dtype=parameter.dtype
-                )
-    subject = OnDraws(model).train(model.training)
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter += 0.3 * noise
+    subject = on_draws(model)
     first = tree_map(double, (args, kwargs))
     try:
         each = subject([first]).numel()
-        draws = [
-            tree_map(double, entry.make("eval", seed)[1:])
-            for seed in range(1, max(3, 4 * count // each + 2) + 1)
-        ]
+        seeds = range(1, max(3, 4 * count // each + 2) + 1)
+        draws = [tree_map(double, entry.make("eval", seed)[1:]) for seed in seeds]
         found = degeneracy(subject, draws, graph=trace(subject, [first]))
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0]

@@ -204,13 +204,10 @@ for name, (sizes, facts) in RESNETS.items():
 class StandardizedConv(nn.Conv2d):
     """A convolution with a standardised kernel: by hand, by `batch_norm`, with a gain."""
 
-    how = "hand"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, how: str = "hand", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gain = (
-            nn.Parameter(torch.ones(self.out_channels, 1, 1, 1)) if self.how == "gain" else None
-        )
+        self.how, ones = how, torch.ones(self.out_channels, 1, 1, 1)
+        self.gain = nn.Parameter(ones) if how == "gain" else None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -221,19 +218,13 @@ class StandardizedConv(nn.Conv2d):
         else:
             scale = None if self.gain is None else (self.gain * weight[0].numel() ** -0.5).view(-1)
             flat = weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(
-                flat, None, None, weight=scale, training=True, momentum=0.0, eps=1e-10
-            )
+            options = {"training": True, "momentum": 0.0, "eps": 1e-10}
+            weight = F.batch_norm(flat, None, None, weight=scale, **options)
             weight = weight.reshape_as(self.weight)
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class BatchedConv(StandardizedConv):
-    how = "batch_norm"
-
-
-class GainConv(StandardizedConv):
-    how = "gain"
+GainConv = partial(StandardizedConv, how="gain")
 
 
 class PreActivation(nn.Module):
@@ -267,18 +258,18 @@ def bit(conv: Any, widths: Sequence[int] = (256, 512, 1024), depth: int = 2) -> 
 
 
 zoo("resnetv2_bit", "vision")(lambda: (bit(StandardizedConv), image()))
-zoo("resnetv2_bit_batchnorm_weight", "vision")(lambda: (bit(BatchedConv), image()))
+zoo("resnetv2_bit_batchnorm_weight", "vision")(
+    lambda: (bit(partial(StandardizedConv, how="batch_norm")), image())
+)
 
 
 class NormFreeBlock(nn.Module):
     """NFNet: scaled activations, standardised convolutions, squeeze-excite, a skip gain."""
 
-    def __init__(
-        self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0
-    ) -> None:
+    def __init__(self, i: int, o: int, s: int, act: Act) -> None:
         super().__init__()
         inner = o // 2
-        self.act, self.alpha, self.beta = act(), alpha, beta
+        self.act, self.alpha, self.beta = act(), 0.2, 1.0
         self.c1 = GainConv(i, inner, 1)
         self.c2 = GainConv(inner, inner, 3, s, 1, groups=inner // 32)
         self.c3, self.se = GainConv(inner, o, 1), SqueezeExcite(o, o // 4)
@@ -295,11 +286,8 @@ class NormFreeBlock(nn.Module):
 
 def nfnet(act: Act) -> nn.Sequential:
     stem = [GainConv(3, 16, 3, 2, 1), act(), GainConv(16, 64, 3, 2, 1)]
-    blocks = [
-        NormFreeBlock(64, 128, 1, act),
-        NormFreeBlock(128, 128, 1, act),
-        NormFreeBlock(128, 256, 2, act),
-    ]
+    sizes = (64, 128, 1), (128, 128, 1), (128, 256, 2)
+    blocks = [NormFreeBlock(*size, act) for size in sizes]
     return nn.Sequential(*stem, *blocks, GainConv(256, 512, 1), act(), *head(512))
 
 
@@ -626,12 +614,8 @@ zoo("unet_instance_norm", "vision")(
 @zoo("dcgan_generator", "vision")
 def dcgan() -> tuple[Any, ...]:
     layers: list[nn.Module] = []
-    for i, o, stride, padding in (
-        (100, 512, 1, 0),
-        (512, 256, 2, 1),
-        (256, 128, 2, 1),
-        (128, 64, 2, 1),
-    ):
+    sizes = (100, 512, 1, 0), (512, 256, 2, 1), (256, 128, 2, 1), (128, 64, 2, 1)
+    for i, o, stride, padding in sizes:
         grow = nn.ConvTranspose2d(i, o, 4, stride, padding, bias=False)
         layers += [grow, nn.BatchNorm2d(o), nn.ReLU()]
     last = nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False)
