@@ -5,7 +5,6 @@ device. Run by ``make gpu``; without a GPU both places are the processor.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -196,26 +195,6 @@ def test_gauges_are_those_of_a_processor() -> None:
         results.append(found)
     for one, other in zip(*results, strict=True):
         close(one, other, 1e-5)
-
-
-def test_files_proofs_masks_and_names(tmp_path: Path) -> None:
-    model, x = net()
-    model, x = model.to(DEVICE), x.to(DEVICE)
-    graph = ps.trace(model, x)
-    skeleton = graph.skeleton()
-    ps.save_masks(skeleton, tmp_path / "masks.safetensors")
-    for name, mask in ps.load_masks(tmp_path / "masks.safetensors").items():
-        assert name and mask
-    document = json.loads(json.dumps(ps.proof(skeleton, "net")))
-    assert ps.check(document, model=model, args=(x,)).accepted
-    assert str(ps.explain(model, x))
-    assert ps.path_statistics(skeleton)
-    twin = ps.rescale_(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
-    assert ps.compare(model, twin, graph).same
-    assert ps.channels(model, x).groups
-    assert ps.smoothing_pairs(graph)
-    assert ps.lift_clips(nn.Sequential(nn.Linear(2, 3), nn.ReLU6(), nn.Linear(3, 1)).to(DEVICE),
-                         torch.ones(1, 2, device=DEVICE))  # fmt: skip
 
 
 MAKERS: dict[str, Callable[[nn.Module, ps.ReductionGraph, Tensor], torch.optim.Optimizer]] = {
