@@ -18,21 +18,17 @@ from pathspace.diagnostics import watching
 
 def pre_norm(width: int) -> nn.Module:
     """A residual block of a norm and two linear maps."""
+    enter, leave = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
     return network(
         lambda net, x: x + net.leave(F.gelu(net.enter(net.norm(x)))),
-        norm=nn.LayerNorm(width),
-        enter=nn.Linear(width, 2 * width),
-        leave=nn.Linear(2 * width, width),
-    )
+        norm=nn.LayerNorm(width), enter=enter, leave=leave,
+    )  # fmt: skip
 
 
 def plain(width: int) -> nn.Module:
     """A residual block without a norm."""
-    return network(
-        lambda net, x: x + net.leave(torch.relu(net.enter(x))),
-        enter=nn.Linear(width, width),
-        leave=nn.Linear(width, width),
-    )
+    enter, leave = nn.Linear(width, width), nn.Linear(width, width)
+    return network(lambda net, x: x + net.leave(torch.relu(net.enter(x))), enter=enter, leave=leave)
 
 
 def recurrent() -> nn.Module:
