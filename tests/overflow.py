@@ -18,40 +18,7 @@ from pathlib import Path
 from tests.diagnostics.test_report_browser import browser, dump
 
 WIDTHS = (1400, 1200, 390)
-PROBE = """<!doctype html><meta charset="utf-8"><pre id="found"></pre><iframe id="page" height="900"></iframe><script>
-const pages = %s, widths = %s, found = [], frame = document.getElementById("page");
-const scrolls = (one, root) => {
-  for (; one && one !== root; one = one.parentElement)
-    if (/auto|scroll|hidden|clip/.test(getComputedStyle(one).overflowX)) return true;
-  return false;
-};
-const seen = (one, box) => box.width && box.height && getComputedStyle(one).visibility !== "hidden";
-const look = (page, width) => {
-  const root = frame.contentDocument.documentElement, body = frame.contentDocument.body;
-  const out = [...body.querySelectorAll("*")].filter((one) => {
-    const box = one.getBoundingClientRect();
-    return seen(one, box) && box.right > width + 1 && box.left < width && !scrolls(one.parentElement, body);
-  });
-  if (root.scrollWidth > width || out.length)
-    found.push([page, width, root.scrollWidth, out.slice(0, 3).map((one) => one.tagName + "." + one.className)]);
-};
-const next = (number) => {
-  if (number === pages.length) {
-    document.getElementById("found").textContent = JSON.stringify({ pages: number, found });
-    frame.remove();
-    return;
-  }
-  frame.onload = () => {
-    const still = frame.contentDocument.createElement("style");
-    still.textContent = "* { transition: none !important }";
-    frame.contentDocument.head.append(still);
-    for (const width of widths) { frame.width = width; look(pages[number], width); }
-    next(number + 1);
-  };
-  frame.src = pages[number];
-};
-next(0);
-</script>"""  # noqa: E501
+PROBE = Path(__file__).parent / "pages" / "overflow.html"
 
 
 def overflow(pages: list[Path], dark: bool) -> list[tuple[str, int, int, list[str]]]:
@@ -64,25 +31,14 @@ def overflow(pages: list[Path], dark: bool) -> list[tuple[str, int, int, list[st
     if chrome is None:
         raise RuntimeError("found no browser: install chromium, or set PATHSPACE_BROWSER")
     with tempfile.TemporaryDirectory() as folder:
-        probe = Path(folder, "probe.html")
-        probe.write_text(
-            PROBE % (json.dumps([page.as_uri() for page in pages]), json.dumps(WIDTHS)),
-            encoding="utf-8",
-        )
-        scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-        files = [
-            "--allow-file-access-from-files",
-            "--disable-web-security",
-            "--window-size=1500,1000",
-        ]
-        text = dump(
-            chrome,
-            probe.as_uri(),
-            Path(folder),
-            *files,
-            scheme,
-            f"--virtual-time-budget={len(pages) * 2000}",
-        )
+        probe, text = Path(folder, "probe.html"), PROBE.read_text(encoding="utf-8")
+        addresses = json.dumps([page.as_uri() for page in pages])
+        text = text.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", addresses)
+        probe.write_text(text, encoding="utf-8")
+        options = "--allow-file-access-from-files --disable-web-security --window-size=1500,1000"
+        options += f" --blink-settings=preferredColorScheme={0 if dark else 1}"
+        options += f" --virtual-time-budget={len(pages) * 2000}"
+        text = dump(chrome, probe.as_uri(), Path(folder), *options.split())
     said = re.search(r'id="found">(\{.*?\})</pre>', text, re.DOTALL)
     if said is None:
         raise RuntimeError("the browser did not come to the end of the pages")

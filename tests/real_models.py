@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from pydoc_data.topics import topics
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,29 +31,10 @@ def passages(held_out: bool = False) -> Iterator[str]:
                 yield words
 
 
-class LanguageModel(Protocol):
-    """How a model reads text, and how well."""
-
-    measure: str
-    adapted: tuple[str, ...]  # layers that get adapters
-
-    def model(self) -> nn.Module:
-        """The model in float32, in evaluation mode."""
-
-    def inputs(self, count: int) -> dict[str, Tensor]:
-        """Keyword inputs: the beginnings of ``count`` passages."""
-
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        """Of a batch of a training."""
-
-    def quality(self, model: nn.Module) -> float:
-        """On passages that no adapter was trained on."""
-
-
 class Llama:
     """SmolLM2-135M-Instruct."""
 
-    measure = "perplexity"
+    # layers that get adapters
     adapted = ("q_proj", "v_proj")
     file = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -89,6 +70,7 @@ class Llama:
         return self.words(text, return_tensors="pt").input_ids[:, :TOKENS]  # type: ignore[no-any-return]
 
     def quality(self, model: nn.Module) -> float:
+        """The perplexity."""
         return perplexity(model, self.held_out[:, :SHORT])
 
 
@@ -106,7 +88,6 @@ def perplexity(model: nn.Module, tokens: Tensor) -> float:
 class Bert:
     """all-MiniLM-L6-v2."""
 
-    measure = "passages whose halves find each other"
     adapted = ("query", "value")
 
     def model(self) -> nn.Module:
@@ -146,12 +127,13 @@ class Bert:
 
     @torch.no_grad()
     def quality(self, model: nn.Module) -> float:
+        """The share of passages whose halves find each other."""
         cosines = self.cosines(model, list(passages(held_out=True)))
         found = (cosines.argmax(1) == torch.arange(len(cosines))).double().mean()
         return float(found if cosines.isfinite().all() else torch.nan)
 
 
-MODELS: dict[str, LanguageModel] = {"smollm2-135m": Llama(), "minilm-l6": Bert()}
+MODELS: dict[str, Llama | Bert] = {"smollm2-135m": Llama(), "minilm-l6": Bert()}
 
 
 class Adapted(nn.Module):

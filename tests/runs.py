@@ -16,72 +16,24 @@ from torch.nn import functional as F
 from pathspace.diagnostics import watching
 
 
-def pre_norm(width: int, norm: type[nn.Module] = nn.LayerNorm) -> nn.Module:
+def pre_norm(width: int) -> nn.Module:
     """A residual block of a norm and two linear maps."""
+    enter, leave = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
     return network(
         lambda net, x: x + net.leave(F.gelu(net.enter(net.norm(x)))),
-        norm=norm(width),
-        enter=nn.Linear(width, 2 * width),
-        leave=nn.Linear(2 * width, width),
-    )
+        norm=nn.LayerNorm(width), enter=enter, leave=leave,
+    )  # fmt: skip
 
 
 def plain(width: int) -> nn.Module:
     """A residual block without a norm."""
-    return network(
-        lambda net, x: x + net.leave(torch.relu(net.enter(x))),
-        enter=nn.Linear(width, width),
-        leave=nn.Linear(width, width),
-    )
+    enter, leave = nn.Linear(width, width), nn.Linear(width, width)
+    return network(lambda net, x: x + net.leave(torch.relu(net.enter(x))), enter=enter, leave=leave)
 
 
-def res_block(width: int) -> nn.Module:
-    """Two convolutions with batch norms and a shortcut."""
-    parts: list[nn.Module] = []
-    for _ in range(2):
-        parts += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)]
-    branch = nn.Sequential(*parts[:2], nn.ReLU(), *parts[2:])
-    return network(lambda net, x: F.relu(x + net.branch(x)), branch=branch)
-
-
-def gated_block(width: int) -> nn.Module:
-    """A residual block with a gate."""
-    gate, enter = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        y = net.norm(x)
-        return x + net.leave(F.silu(net.gate(y)) * net.enter(y))
-
-    leave = nn.Linear(2 * width, width, bias=False)
-    return network(forward, norm=nn.RMSNorm(width), leave=leave, gate=gate, enter=enter)
-
-
-def depthwise_block(width: int) -> nn.Module:
-    """A residual block of a convolution by channel, a norm, and two layers over channels."""
-    return network(
-        lambda net, x: x + net.leave(F.gelu(net.enter(net.norm(net.depth(x))))),
-        depth=nn.Conv2d(width, width, 5, padding=2, groups=width),
-        norm=nn.GroupNorm(1, width),
-        enter=nn.Conv2d(width, 4 * width, 1),
-        leave=nn.Conv2d(4 * width, width, 1),
-    )
-
-
-def mixer_block(steps: int = 15, width: int = 16) -> nn.Module:
-    """Layers over time, then over features."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        x = x + net.over_time(net.first(x).transpose(1, 2)).transpose(1, 2)
-        return x + net.over_width(net.second(x))
-
-    first, second = nn.LayerNorm(width), nn.LayerNorm(width)
-    over_time, over_width = mlp((steps, 30, steps), nn.GELU), mlp((width, 32, width), nn.GELU)
-    return network(forward, first=first, second=second, over_time=over_time, over_width=over_width)
-
-
-def recurrent(kind: type[nn.Module] = nn.LSTM) -> nn.Module:
+def recurrent() -> nn.Module:
     """A recurrent layer and a head on its last state."""
-    rnn, head = kind(4, 24, batch_first=True), nn.Linear(24, 3)
+    rnn, head = nn.LSTM(4, 24, batch_first=True), nn.Linear(24, 3)
     return network(lambda net, x: net.head(net.rnn(x)[0][:, -1]), rnn=rnn, head=head)
 
 
@@ -235,66 +187,15 @@ def cnn() -> nn.Sequential:
     )
 
 
-def resnet() -> nn.Sequential:
-    """Residual blocks with batch norms."""
-    stem = (nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
-    return nn.Sequential(
-        *stem, res_block(12), res_block(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 3)
-    )
-
-
-def residual(width: int = 32, norm: type[nn.Module] = nn.LayerNorm) -> nn.Sequential:
+def residual(width: int = 32) -> nn.Sequential:
     """Pre-norm residual blocks."""
-    return nn.Sequential(
-        nn.Linear(20, width),
-        pre_norm(width, norm),
-        pre_norm(width, norm),
-        norm(width),
-        nn.Linear(width, 3),
-    )
+    body = pre_norm(width), pre_norm(width), nn.LayerNorm(width)
+    return nn.Sequential(nn.Linear(20, width), *body, nn.Linear(width, 3))
 
 
 def plain_residual(width: int = 32) -> nn.Sequential:
     """Residual blocks without norms."""
     return nn.Sequential(nn.Linear(20, width), plain(width), plain(width), nn.Linear(width, 3))
-
-
-def gated() -> nn.Sequential:
-    """Gated residual blocks."""
-    return nn.Sequential(
-        nn.Linear(20, 32), gated_block(32), gated_block(32), nn.RMSNorm(32), nn.Linear(32, 3)
-    )
-
-
-def depthwise() -> nn.Sequential:
-    """Convolutions by channel in residual blocks."""
-    body = (
-        nn.Conv2d(3, 16, 2, stride=2),
-        depthwise_block(16),
-        depthwise_block(16),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    )
-    return nn.Sequential(*body, nn.LayerNorm(16), nn.Linear(16, 3))
-
-
-def mixer() -> nn.Sequential:
-    """A mixer of sequences."""
-    return nn.Sequential(
-        nn.Linear(4, 16),
-        mixer_block(),
-        mixer_block(),
-        nn.LayerNorm(16),
-        nn.Flatten(),
-        nn.Linear(240, 3),
-    )
-
-
-def grouped() -> nn.Sequential:
-    """Convolutions with group norms."""
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()]
-    layers += [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
 
 
 def squashed(function: nn.Module) -> nn.Sequential:
@@ -320,34 +221,19 @@ def smoothed(share: float) -> Callable[[Tensor, Tensor], Tensor]:
 SGD = {"optimizer": torch.optim.SGD}
 HEALTHY = {
     "mlp-sgd": Run(mlp, **SGD, options={"lr": 0.1, "momentum": 0.9}),
-    "mlp-adam-large": Run(mlp, options={"lr": 1e-2}),
     "regression-tanh": Run(lambda: mlp(act=nn.Tanh), regression),
     "deep-mlp": Run(lambda: mlp((20, *[64] * 6, 3)), options={"lr": 3e-4}),
     "cnn": Run(cnn, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
-    "resnet": Run(resnet, images, torch.optim.AdamW, {"lr": 3e-3}),
     "residual": Run(residual),
-    "rms-residual": Run(
-        lambda: residual(24, nn.RMSNorm), regression, torch.optim.AdamW, {"lr": 2e-3}
-    ),
     "plain-residual": Run(plain_residual, **SGD, options={"lr": 0.05}),
     "lstm": Run(recurrent, sequences, options={"lr": 3e-3}),
-    "gru": Run(lambda: recurrent(nn.GRU), sequences),
     "transformer": Run(Language, tokens, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
-    "gated": Run(gated, optimizer=torch.optim.NAdam, options={"lr": 2e-3}),
-    "depthwise": Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-3}),
-    "mixer": Run(mixer, sequences, torch.optim.AdamW, {"lr": 3e-3, "weight_decay": 0.05}),
-    "grouped": Run(grouped, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "nesterov": True}),
     "autoencoder": Run(
         lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-2}
     ),
-    "leaky": Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 0.1}),
-    "elu": Run(lambda: mlp(act=nn.ELU), optimizer=torch.optim.Adamax, options={"lr": 5e-3}),
-    "wide-head": Run(lambda: mlp((20, 256, 3)), **SGD, options={"lr": 0.3}),
     "brier": Run(lambda: squashed(nn.Softmax(-1)), loss=brier),
     "log-softmax": Run(lambda: squashed(nn.LogSoftmax(-1))),
-    "nll": Run(lambda: squashed(nn.LogSoftmax(-1)), loss=F.nll_loss),
     "binary": Run(mlp, loss=binary),
-    "sigmoid-brier": Run(lambda: squashed(nn.Sigmoid()), loss=brier),
     "smoothed": Run(mlp, loss=smoothed(0.3)),
     "clipped": Run(mlp, **SGD, options={"lr": 0.1}, clip=0.1),
     "column": Run(
@@ -393,7 +279,6 @@ def broken(kind: str, place: str, *what: Any, **more: Any) -> tuple[str, str, Ru
 SLOW = {**SGD, "options": {"lr": 1e-3}}
 BROKEN: dict[str, tuple[str, str, Run]] = {
     "dead": broken("dead", "2", mlp, spoil=fill("2.bias", -30.0)),
-    "dead-bn": broken("dead", "1", cnn, images, spoil=fill("1.bias", -30.0)),
     "exploding": broken("exploding", "2", mlp, spoil=scale("2.weight", 100), **SLOW),
     "exploding-residual": broken(
         "exploding", "1.leave", residual, spoil=scale("1.leave.weight", 60)
@@ -422,7 +307,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "overflow": broken("overflow", "norm", loud),
     "rate-adam": broken("rate", "", mlp, options={"lr": 0.5}),
     "rate-sgd": broken("rate", "", mlp, **SGD, options={"lr": 30.0}),
-    "rate-transformer": broken("rate", "", Language, tokens, options={"lr": 0.2}),
     "slow": broken("slow", "", mlp, options={"lr": 1e-10}),
     "decay": broken(
         "decay", "", mlp, vectors, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 30.0}
@@ -433,27 +317,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "stale": broken("stale gradients", "", mlp, zero=False),
     "eval": broken("evaluation mode", "", cnn, images, spoil=lambda m: m.eval() is None),
     "untrained": broken("untrained", "0.weight", mlp, chosen=lambda m: m[2:].parameters()),
-    "gated-unbalanced": broken(
-        "unbalanced", "1.enter", gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200)
-    ),
-    "depthwise-vanishing": broken(
-        "vanishing",
-        "1.leave",
-        depthwise,
-        images,
-        torch.optim.RMSprop,
-        {"lr": 1e-5},
-        scale("1.leave.weight", 1e-3),
-    ),
-    "autoencoder-dead": broken(
-        "dead",
-        "0",
-        lambda: mlp((20, 64, 8, 64, 20)),
-        identity,
-        torch.optim.Adagrad,
-        {"lr": 1e-3},
-        fill("0.bias", -20.0),
-    ),
     "rounded": broken(
         "rounded",
         "0.weight",
@@ -468,7 +331,6 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "sigmoid-twice": broken("squashed twice", "", lambda: squashed(nn.Sigmoid()), loss=binary),
     "smoothed-away": broken("uniform targets", "", mlp, loss=smoothed(1.0)),
     "repeated": broken("repeated batch", "", mlp, repeat=True),
-    "zero-inputs": broken("input scale", "", mlp, inputs=0.0),
     "broadcast": broken(
         "uniform targets",
         "",

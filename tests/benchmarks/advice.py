@@ -1,20 +1,19 @@
 """The advice of ``suggest`` followed literally: trained networks, the
 leaderboard's tasks, and others.
 
-    PYTHONPATH=tests python -m benchmarks.advice docs/data/advice.json [TRAINED NETWORK ...]
+    PYTHONPATH=tests python -m benchmarks.advice [TRAINED NETWORK ...]
 
-With names, only these trained networks are taken again. Ten steps with the advised optimizer and
-rate, once without a loss given to ``suggest`` and once with it.
+keeps its rows in ``docs/data/advice.json``. With names, only these trained networks are taken
+again. Ten steps with the advised optimizer and rate, once without a loss given to ``suggest`` and
+once with it.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from zoo import trained
 
 import pathspace as ps
+from benchmarks.figures import keep, load
 from pathspace.models.nested import leaves
 from pathspace.training import suggest
 from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
@@ -136,19 +136,17 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return list(shown.values())
 
 
-def main(path: Path, names: list[str]) -> None:
+def main(names: list[str]) -> None:
     """Follow the advice everywhere, or on the trained networks that are named."""
     torch.manual_seed(0)
-    kept = json.loads(path.read_text())["rows"] if names else []
+    kept = load("advice")["rows"] if names else []
     rows = [row for row in kept if row["network"] not in names]
     some = trained_ones(names or list(trained.TRAINED))
     for subject in some if names else chain(others(), tasks(), some):
-        for tried in (False, True):
-            rows.append(followed(subject, tried))
-            print(rows[-1], flush=True)
-            kept = {"torch": torch.__version__, "steps": STEPS, "rows": rows}
-            path.write_text(json.dumps(kept, indent=1) + "\n")
+        rows += [followed(subject, tried) for tried in (False, True)]
+        print(*rows[-2:], flush=True)
+        keep("advice", {"torch": torch.__version__, "steps": STEPS, "rows": rows})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 import pathspace as ps
 from benchmarks.figures import keep, write
-from benchmarks.measure import alone
+from benchmarks.measure import alone, peak
 
 TOKENS = torch.arange(16).reshape(2, 8)
 
@@ -62,13 +62,6 @@ def create(folder: Path) -> int:
     return total
 
 
-def peak() -> float:
-    """Largest memory of this process, in GB (`getrusage` counts that of its parent as well)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / 1e9
-
-
 def balance(source: Path, target: Path) -> dict[str, float]:
     """Balance it in this process, which never holds the model."""
     torch.set_num_threads(1)
@@ -77,11 +70,11 @@ def balance(source: Path, target: Path) -> dict[str, float]:
         model = transformers.LlamaForCausalLM(config()).eval()
     graph = ps.trace(model, kwargs={"input_ids": TOKENS})
     start, clock = time.process_time(), time.perf_counter()
-    before = peak()
+    before = peak() / 1e9
     ps.balance_files(graph, source, target)
     return {
         "seconds": time.process_time() - start, "clock": time.perf_counter() - clock,
-        "memory_gb_before": before, "memory_gb": peak(),
+        "memory_gb_before": before, "memory_gb": peak() / 1e9,
     }  # fmt: skip
 
 

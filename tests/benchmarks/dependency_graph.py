@@ -3,12 +3,11 @@ time in one run, one thread.
 
     python -m benchmarks.dependency_graph > docs/data/dependency_graph.json
 
-Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. Each
-library has a process of its own, in which the first model is done twice and its first turn is left
-out, which pays for imports. Every task is done TURNS times, in turns, and its shortest time counts,
-because other work on the machine can only add to it. Either side is stopped after LIMIT seconds of
-processor time; such a model counts in a sum of its own, with LIMIT as the least that it takes.
-Needs torchvision, timm and torch-pruning.
+Each library has a process of its own, in which the first model is done twice and its first turn is
+left out, which pays for imports. Every task is done TURNS times, in turns, and its shortest time
+counts, because other work on the machine can only add to it. Either side is stopped after LIMIT
+seconds of processor time; such a model counts in a sum of its own, with LIMIT as the least that it
+takes. Needs torchvision, timm and torch-pruning.
 """
 
 from __future__ import annotations
@@ -139,26 +138,24 @@ def entries(library: str, rows: list[dict[str, Any]], version: str) -> list[dict
     return found
 
 
-def rows_of(models: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def rows_of(library: str) -> list[dict[str, Any]]:
     """The models of one library; the first one is done twice."""
     torch.set_num_threads(1)
-    row(*models[0])
-    return [row(*one) for one in models]
+    names = MODELS[library].split()
+    row(library, names[0])
+    return [row(library, name) for name in names]
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Measure the models, those of each library in a process of their own, and print the record."""
     import torch_pruning
 
-    chosen = [tuple(name.split(":")) for name in names] or [
-        (k, name) for k, v in MODELS.items() for name in v.split()
-    ]
     rows, sums = [], []
-    for library in dict(chosen):
-        rows += alone(rows_of, [one for one in chosen if one[0] == library])
+    for library in MODELS:
+        rows += alone(rows_of, library)
         sums += entries(library, rows, torch_pruning.__version__)
     print(json.dumps({"torch": torch.__version__, "rows": rows, "head_to_head": sums}, indent=1))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

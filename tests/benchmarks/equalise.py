@@ -23,7 +23,7 @@ from zoo.signals import ANTIBODY, frames
 from zoo.trained import antibody_tokens, load
 
 import pathspace as ps
-from benchmarks.figures import keep, markdown, write
+from benchmarks.figures import keep, page_of, write
 from benchmarks.figures import load as load_figures
 from pathspace.fitting.quantise import quantised_weights, weight_axes
 
@@ -290,21 +290,7 @@ COLUMNS = {
 def table(held: dict[str, list[Row]]) -> str:
     """The figures as tables of the page."""
     rows = [own | other for own, other in zip(held["lite0"], held["aimet"], strict=True)]
-    lite0 = [
-        [
-            f"{row['bits']}, {row['per']}",
-            *(f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS),
-        ]
-        for row in rows
-    ]
-    others = []
-    for row in (*held["crepe"], *held["antiberty"]):
-        ways = ("as trained", "chosen gauge")
-        cells = (f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)" for name in ways)
-        others.append([row["model"], f"{row['cases']}", f"{row['float']:.1%}", *cells])
-    head = "network, 8 bits per tensor | cases | float | as trained | chosen gauge"
-    first = " | ".join(["bits, step per", *COLUMNS.values()])
-    return f"{markdown(first, lite0, texts=6)}\n\n{markdown(head, others, texts=5)}"
+    return page_of("equalise", rows=rows, held=held, columns=COLUMNS).rstrip()
 
 
 def main(parts: list[str]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader
+
 from pathspace.files.writing import replacing, write_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -55,6 +57,19 @@ def write(page: str, name: str, table: str) -> None:
     text = written(page, name, table)
     with replacing(DOCS / page) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def page_of(template: str, **facts: Any) -> str:
+    """A page from its template in `tests/pages`; functions among the facts are filters and tests
+    of it as well.
+    """
+    folder = FileSystemLoader(Path(__file__).resolve().parents[1] / "pages")
+    pages = Environment(loader=folder, trim_blocks=True, keep_trailing_newline=True)
+    functions = {key: fact for key, fact in facts.items() if callable(fact)}
+    pages.filters |= functions
+    pages.tests |= functions
+    pages.filters["shown"] = format
+    return pages.get_template(f"{template}.md").render(facts)
 
 
 def markdown(head: str, rows: Iterable[Sequence[str]], texts: int = 1) -> str:

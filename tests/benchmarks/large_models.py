@@ -9,7 +9,6 @@ the full model are compared with those of two small depths, continued by a line.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +18,8 @@ import torch
 import transformers
 
 import pathspace as ps
-from benchmarks.figures import keep, load, markdown, write
-from benchmarks.measure import alone
+from benchmarks.figures import keep, load, page_of, write
+from benchmarks.measure import alone, peak
 from pathspace.errors import first_line
 
 TOKENS = {"input_ids": torch.zeros(2, 8, dtype=torch.long)}
@@ -103,12 +102,12 @@ def measure(name: str) -> dict[str, Any]:
     clock, start = time.perf_counter(), time.process_time()
     graph = _graph(name, layers)
     seconds, waited = time.process_time() - start, time.perf_counter() - clock
-    traced = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    traced = peak()
     found = {"weights": graph.num_weights, "units": graph.num_units, "dimension": graph.dimension}
     start = time.process_time()
     verdict = ps.check(ps.proof(graph.skeleton(), name))
     proven = time.process_time() - start
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = peak()
     small = [_graph(name, depth) for depth in (low, high)]
     keys = ("num_units", "dimension")
     slope = [(getattr(small[1], key) - getattr(small[0], key)) / (high - low) for key in keys]
@@ -117,8 +116,8 @@ def measure(name: str) -> dict[str, Any]:
     ]
     return {
         "layers": layers, **found, "seconds": round(seconds, 1), "clock": round(waited, 1),
-        "memory_gb": round(traced / 1e6, 2),
-        "proof_seconds": round(proven, 1), "proof_memory_gb": round(memory / 1e6, 2),
+        "memory_gb": round(traced / 1e9, 2),
+        "proof_seconds": round(proven, 1), "proof_memory_gb": round(memory / 1e9, 2),
         "accepted": bool(verdict.accepted and verdict.dimension == graph.dimension),
         "as_extrapolated": line == [found["units"], found["dimension"]],
         "small_depths": [low, high],
@@ -127,19 +126,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def tables(figures: dict[str, Any]) -> str:
     """The tables of the page: what was found, and what it cost."""
-    found = [
-        [name, str(row["layers"]), *(f"{row[key]:,}" for key in ("weights", "units", "dimension")),
-         *("yes" if row[key] else "no" for key in ("as_extrapolated", "accepted"))]
-        for name, row in figures.items()
-    ]  # fmt: skip
-    spent = ("seconds", "memory_gb", "proof_seconds", "proof_memory_gb")
-    costs = [[name, *(f"{row[key]:.1f}" for key in spent)] for name, row in figures.items()]
-    head = (
-        "model | layers | weights in path space | units | dimension | as extrapolated"
-        " | proof accepted"
-    )
-    cost = "model | trace: seconds | trace: GB | proof and check: seconds | proof and check: GB"
-    return f"{markdown(head, found)}\n\n{markdown(cost, costs)}"
+    return page_of("large-models", figures=figures).rstrip()
 
 
 def main(names: list[str]) -> None:

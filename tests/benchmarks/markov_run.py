@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cases import network
 from notebook import notebook
 from rich.progress import track
 from sklearn.linear_model import LogisticRegression
@@ -43,28 +44,25 @@ COMPARED = {"MLP": 100, "transformer": 100}
 COMPARED_TAUS = (0.0, 3e-4)
 
 
-class Branches(nn.Module):
+def branches(
+    stem: nn.Module, blocks: list[nn.Module], after: nn.Module, last: nn.Module
+) -> nn.Module:
     """A stem, residual blocks and a head; `after` follows each sum."""
 
-    def __init__(
-        self, stem: nn.Module, blocks: Iterable[nn.Module], after: nn.Module, head: nn.Module
-    ) -> None:
-        super().__init__()
-        self.stem, self.blocks, self.after, self.head = stem, nn.ModuleList(blocks), after, head
+    def forward(net: Any, x: Tensor) -> Tensor:
+        x = net.stem(x)
+        for block in net.blocks:
+            x = net.after(x + block(x))
+        return net.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = self.after(x + block(x))
-        return self.head(x)
+    return network(forward, stem=stem, blocks=nn.ModuleList(blocks), after=after, head=last)
 
 
 def mlp() -> nn.Module:
     """Four blocks of width 32."""
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)) for _ in range(4)]
-    return Branches(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), blocks, nn.Identity(), nn.Linear(32, 10)
-    )
+    stem = nn.Sequential(nn.Flatten(), nn.Linear(64, 32))
+    return branches(stem, blocks, nn.Identity(), nn.Linear(32, 10))
 
 
 def cnn() -> nn.Module:
@@ -77,18 +75,7 @@ def cnn() -> nn.Module:
     first = nn.Conv2d(1, 16, 3, padding=1, bias=False)
     stem = nn.Sequential(nn.Unflatten(1, (1, 8)), first, nn.BatchNorm2d(16))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
-    return Branches(stem.append(nn.ReLU()), [block() for _ in range(3)], nn.ReLU(), head)
-
-
-class Positions(nn.Module):
-    """What tells one row of the picture from another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(8, 32) / 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.table
+    return branches(stem.append(nn.ReLU()), [block() for _ in range(3)], nn.ReLU(), head)
 
 
 def transformer() -> nn.Module:
@@ -96,7 +83,10 @@ def transformer() -> nn.Module:
     options = {"batch_first": True, "norm_first": True}
     layers = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, **options) for _ in range(2)]
     tail = [nn.LayerNorm(32), Mean(), nn.Linear(32, 10)]
-    return nn.Sequential(nn.Linear(8, 32), Positions(), *layers, *tail)
+    first, table = nn.Linear(8, 32), nn.Parameter(torch.randn(8, 32) / 4)
+    # what tells one row of the picture from another
+    positions = network(lambda net, x: x + net.table, table=table)
+    return nn.Sequential(first, positions, *layers, *tail)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}

@@ -11,7 +11,6 @@ data fetch fashion-mnist`.
 from __future__ import annotations
 
 import copy
-import statistics
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from benchmarks.figures import keep, load, markdown, write
+from benchmarks.figures import keep, load, page_of, write
 from pathspace.training.experiments.data import given
 from pathspace.training.experiments.tasks.papers import mnist_splits
 
@@ -130,23 +129,10 @@ def measured(name: str, pair: int, parts: list[tuple[Tensor, Tensor]]) -> list[R
 
 def tables(held: Row) -> str:
     """The figures as they stand on the page."""
-    rows = []
-    for name in NETS:
-        some = [row for row in held["rows"] if row["net"] == name]
-        for way in dict.fromkeys(row["way"] for row in some):
-            own = [row for row in some if row["way"] == way]
-            if any("failure" in row for row in own):
-                rows.append([f"{name}, {way}", own[0]["failure"].partition(":")[0], "-"])
-                continue
-            if any(row["moved"] > 1e-5 for row in own):
-                rows.append([f"{name}, {way}", "none: another function", "-"])
-                continue
-            barriers = ", ".join(f"{row['barrier']:.3f}" for row in own)
-            middle = statistics.mean(row["middle"] for row in own)
-            ends = statistics.mean(sum(row["ends"]) / 2 for row in own)
-            rows.append([f"{name}, {way}", barriers, f"{middle:.1%} of {ends:.1%}"])
-    head = "network, matched by | barriers | accuracy in the middle, of that at the ends"
-    return markdown(head, rows)
+    rows: dict[tuple[str, str], list[Row]] = {}
+    for row in held["rows"]:
+        rows.setdefault((row["net"], row["way"]), []).append(row)
+    return page_of("matching", rows=rows).rstrip()
 
 
 def main(names: list[str]) -> None:

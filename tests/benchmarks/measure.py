@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,8 +34,10 @@ def seconds(function: Callable[[], Any], runs: int) -> float:
 
 
 def peak() -> int:
-    """Peak memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Peak memory of this process so far, in bytes (`getrusage` counts that of its parent, too)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def alone(function: Callable[..., Any], *given: Any) -> Any:
@@ -59,18 +61,49 @@ class Clock:
         return self.now()
 
 
-def looped(steps: dict[str, Callable[[], Any]], rounds: int, times: int) -> dict[str, float]:
-    """Seconds of each step, so many in a row as in training, where the host does not wait for the
-    device; medians over rounds, in turns.
+Arms = dict[str, tuple[torch.nn.Module, torch.optim.Optimizer]]
+Inputs = tuple[torch.Tensor, ...]
+
+
+def backward(model: torch.nn.Module, inputs: Inputs) -> None:
+    model.zero_grad()
+    model(*inputs).float().square().mean().backward()
+
+
+def in_turns(
+    arms: Arms, inputs: Inputs, clock: Clock, rounds: int, together: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of all backward passes, and of each optimizer's steps. They take turns, so that a
+    drifting machine harms all alike, with so many in a row; the first round is not counted.
     """
-    clock = Clock("cuda", 1)
-    found: dict[str, list[float]] = {key: [] for key in steps}
+    times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
+    for turn in range(rounds + 1):
+        for key, (model, optimizer) in arms.items():
+            for _ in range(together):
+                start = clock()
+                backward(model, inputs)
+                middle = clock()
+                optimizer.step()
+                if turn:
+                    times[key].append(clock() - middle)
+                    times["backward"].append(middle - start)
+    return times
+
+
+def looped(
+    arms: Arms, inputs: Inputs, clock: Clock, rounds: int, together: int
+) -> dict[str, float]:
+    """Seconds of whole training steps, so many in a row as in training, where the host does not
+    wait for the device; medians over rounds, in turns.
+    """
+    found: dict[str, list[float]] = {key: [] for key in arms}
     for _ in range(rounds):
-        for key, step in steps.items():
+        for key, (model, optimizer) in arms.items():
             start = clock()
-            for _ in range(times):
-                step()
-            found[key].append((clock() - start) / times)
+            for _ in range(together):
+                backward(model, inputs)
+                optimizer.step()
+            found[key].append((clock() - start) / together)
     return {key: statistics.median(values) for key, values in found.items()}
 
 
@@ -141,7 +174,7 @@ def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
 
 def prepared(
     name: str, device: str, threads: int
-) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], ps.Skeleton, dict[str, Maker]]:
+) -> tuple[torch.nn.Module, Inputs, ps.Skeleton, dict[str, Maker]]:
     """A model with a unit skeleton, its inputs, the skeleton, and the optimizers compared."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -161,39 +194,19 @@ def prepared(
 def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """Steps of optimizers, and whole training steps over torch's; same weights and batch."""
     model, inputs, _, makers = prepared(name, device, threads)
-    # weights of their own: G-SGD would look after weights that another optimizer has written to
-    copies = {key: copy.deepcopy(model) for key in makers}
-    optimizers = {key: make(copies[key]) for key, make in makers.items()}
-    steps: dict[str, Callable[[], Any]] = {
-        key: optimizer.step for key, optimizer in optimizers.items()
-    }
-    times: dict[str, list[float]] = {key: [] for key in ("backward", *steps)}
+    arms: Arms = {}
+    for key, make in makers.items():
+        # weights of their own: G-SGD would look after weights that another optimizer has written to
+        twin = copy.deepcopy(model)
+        arms[key] = twin, make(twin)
     clock = Clock(device, threads)
-
-    def backward(key: str) -> None:
-        copies[key].zero_grad()
-        copies[key](*inputs).square().mean().backward()
-
-    # in turn, so that a drifting machine harms all alike; where little is computed, some
-    # steps in a row, as in training, because what another optimizer leaves in the caches
-    # would cost more than the step
-    together = 10 if name == "small_rnn" else 1
-    for turn in range(rounds + 1):
-        for key, step in steps.items():
-            for _ in range(together):
-                start = clock()
-                backward(key)
-                middle = clock()
-                step()
-                if turn:
-                    times[key].append(clock() - middle)
-                    times["backward"].append(middle - start)
+    # where little is computed, some steps in a row, as in training, because what another optimizer
+    # leaves in the caches would cost more than the step
+    times = in_turns(arms, inputs, clock, rounds, 10 if name == "small_rnn" else 1)
     typical = {key: statistics.median(values) for key, values in times.items()}
-    whole = {key: typical["backward"] + typical[key] for key in steps}
+    whole = {key: typical["backward"] + typical[key] for key in arms}
     if device == "cuda":
-        whole = looped(
-            {key: lambda key=key: (backward(key), steps[key]()) for key in steps}, rounds, 10
-        )
+        whole = looped(arms, inputs, clock, rounds, 10)
         typical |= {f"{key}_whole": value for key, value in whole.items()}
     return {
         "model": name,
@@ -223,8 +236,9 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
     graph = ps.trace(model, *(x[:2] for x in inputs))
     traced = time.perf_counter() - start
     model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
-    arms: dict[str, tuple[torch.nn.Module, torch.optim.Optimizer]] = {}
-    for end, fused in (("", None), ("_fused", True)) if device == "cuda" else (("", None),):
+    arms: Arms = {}
+    ends = {"": None, "_fused": True} if device == "cuda" else {"": None}
+    for end, fused in ends.items():
         twins = copy.deepcopy(model), copy.deepcopy(model)
         plain, inner = (torch.optim.AdamW(m.parameters(), lr=1e-4, fused=fused) for m in twins)
         start = time.perf_counter()
@@ -232,32 +246,15 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
         made = time.perf_counter() - start
         arms |= {"adamw" + end: (twins[0], plain), "fixed" + end: (twins[1], fixed)}
     clock = Clock(device, threads)
-    times: dict[str, list[float]] = {key: [] for key in ("backward", *arms)}
-
-    def backward(one: torch.nn.Module) -> None:
-        one.zero_grad()
-        one(*inputs).float().square().mean().backward()
-
-    for turn in range(EACH * -(-rounds // EACH) + 1):
-        for key, (one, optimizer) in arms.items():
-            begun = clock()
-            backward(one)
-            after = clock()
-            optimizer.step()
-            if turn:
-                times[key].append(clock() - after)
-                times["backward"].append(after - begun)
+    times = in_turns(arms, inputs, clock, EACH * -(-rounds // EACH))
     middle = statistics.median(times["backward"])
     # (a mean of few times on a GPU would count what the host does beside)
     typical = statistics.median if device == "cuda" else statistics.mean
     steps = {key: typical(times[key]) for key in arms}
-    whole = {key: middle + value for key, value in steps.items()}
+    whole, shown = {key: middle + value for key, value in steps.items()}, {}
     if device == "cuda":
-        trained = {
-            key: lambda one=one, optimizer=optimizer: (backward(one), optimizer.step())
-            for key, (one, optimizer) in arms.items()
-        }
-        whole = looped(trained, rounds // 6, EACH)
+        whole = looped(arms, inputs, clock, rounds // 6, EACH)
+        shown = {f"{key}_whole_ms": 1000 * value for key, value in whole.items()}
     return {
         "model": name,
         "weights": sum(p.numel() for p in model.parameters()),
@@ -266,14 +263,6 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
         "start_s": made,
         "backward_ms": 1000 * middle,
         **{f"{key}_ms": 1000 * value for key, value in steps.items()},
-        **(
-            {f"{key}_whole_ms": 1000 * value for key, value in whole.items()}
-            if device == "cuda"
-            else {}
-        ),
-        **{
-            f"fixed{end}/adamw{end}": whole["fixed" + end] / whole["adamw" + end]
-            for end in ("", "_fused")
-            if "fixed" + end in whole
-        },
+        **shown,
+        **{f"fixed{end}/adamw{end}": whole[f"fixed{end}"] / whole[f"adamw{end}"] for end in ends},
     }

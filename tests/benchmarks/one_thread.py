@@ -10,14 +10,13 @@ names, only these models are measured again.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.figures import keep, load, markdown, write
+from benchmarks.figures import chosen, each, load, markdown, write
 from benchmarks.measure import alone, gauge_fixed, training
 
 ROUNDS = 20
@@ -35,30 +34,21 @@ def fixed(name: str) -> dict[str, Any]:
     return gauge_fixed(name, "cpu", 6, 1)
 
 
-PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...], int]] = {
-    "steps": (steps, ("small_rnn", "recurrent_cnn_96", "resnet18_small", "stacked_rnn"), 1),
-    "fixed": (fixed, ("resnet18_small", "gpt_10m"), 1),
+PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...]]] = {
+    "steps": (steps, ("small_rnn", "recurrent_cnn_96", "resnet18_small", "stacked_rnn")),
+    "fixed": (fixed, ("resnet18_small", "gpt_10m")),
 }
 
 
-def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every figure over processes."""
-    return {
-        key: value if isinstance(value, str) else statistics.median(r[key] for r in rows)
-        for key, value in rows[0].items()
-    }
-
-
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Medians by model, with the range of the last figure over several processes."""
+    """The rows of models, one process each."""
     shown = []
-    for some in rows.values():
-        ratios = [row[list(row)[-1]] for row in some]
+    for (row,) in rows.values():
         cells = [
             f"{v:,.3f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v
-            for v in middle(some).values()
+            for v in row.values()
         ]
-        shown.append([*cells, f"{min(ratios):.3f} to {max(ratios):.3f}" if len(some) > 1 else "–"])
+        shown.append([*cells, "–"])
     return markdown(" | ".join([*next(iter(rows.values()))[0], "processes"]), shown)
 
 
@@ -71,16 +61,9 @@ def main(names: list[str]) -> None:
         "clock": "own time of the process",
         "threads": 1,
     }
-    for part, (measure, models, processes) in PARTS.items():
-        for name in models:
-            if name in (names or models):
-                # (how fast a backward pass is differs between processes)
-                rows = [alone(measure, name) for _ in range(processes)]
-                kept.setdefault(part, {})[name] = rows
-                print(rows, flush=True)
-                keep("one_thread", kept)
-        if kept.get(part):
-            write("benchmarks.md", f"one thread, {part}", table(kept[part]))
+    for part, (measure, models) in PARTS.items():
+        each("one_thread", kept, part, chosen(names, models), lambda n: [alone(measure, n)])  # noqa: B023
+        write("benchmarks.md", f"one thread, {part}", table(kept[part]))
 
 
 if __name__ == "__main__":

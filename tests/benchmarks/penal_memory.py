@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from cases import network
+from torch import nn
 
 from benchmarks.figures import keep, markdown, write
 from benchmarks.penalty import kept
@@ -22,29 +23,17 @@ NAME, PAGE = "penal-memory", "markov-chain.md"
 BLOCKS, CHANNELS, SIZE = 4, 8, (4, 8, 12, 12)
 
 
-class Gate(nn.Module):
+def gate() -> nn.Module:
     """Channels multiplied by what is read from their means."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Sigmoid()
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.read(x)
+    read = [nn.AdaptiveAvgPool2d(1), nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Sigmoid()]
+    return network(lambda net, x: x * net.read(x), read=nn.Sequential(*read))
 
 
-class Post(nn.Module):
+def post(end: list[nn.Module], after: nn.Module) -> nn.Module:
     """``after(x + branch(x))``."""
-
-    def __init__(self, end: Callable[[], list[nn.Module]], after: nn.Module) -> None:
-        super().__init__()
-        first, last = (nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(2))
-        self.branch, self.after = nn.Sequential(first, nn.ReLU(), last, *end()), after
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(x + self.branch(x))
+    first, last = (nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(2))
+    branch = nn.Sequential(first, nn.ReLU(), last, *end)
+    return network(lambda net, x: net.after(x + net.branch(x)), branch=branch, after=after)
 
 
 KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] = {
@@ -53,7 +42,7 @@ KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] 
     "convolution, sum, GELU": (list, nn.GELU),
     "convolution, sum, ReLU": (list, nn.ReLU),
     "convolution, sum, tanh": (list, nn.Tanh),
-    "batch norm, gate, sum, ReLU": (lambda: [nn.BatchNorm2d(CHANNELS), Gate()], nn.ReLU),
+    "batch norm, gate, sum, ReLU": (lambda: [nn.BatchNorm2d(CHANNELS), gate()], nn.ReLU),
 }
 
 
@@ -61,7 +50,7 @@ def measured(name: str) -> dict[str, Any]:
     """Tensors of the size of a node that are kept beside those of the model, for each node."""
     torch.manual_seed(0)
     end, after = KINDS[name]
-    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(Post(end, after()) for _ in range(BLOCKS)))
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(post(end(), after()) for _ in range(BLOCKS)))
     x = torch.randn(SIZE[0], 3, *SIZE[2:])
     node = 4 * torch.Size(SIZE).numel() * BLOCKS
     found = {"plain": kept(model, lambda: model(x).square().mean())}

@@ -13,7 +13,7 @@ import copy
 import gc
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -126,12 +126,11 @@ def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
     return sum(size for pointer, size in saved.items() if pointer not in own)
 
 
-def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+def penalty(name: str, threads: int, rounds: int = 12) -> dict[str, Any]:
     """Training steps of one model: plain (twice, for the noise), and each contender."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, x = MODELS[name]()
-    model, x = model.to(device), x.to(device)
     chain_model = copy.deepcopy(model)
     contenders: dict[str, nn.Module] = {
         "plain": model,
@@ -144,13 +143,11 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
     chain = MarkovChain.trace(chain_model, x)
     optimizers = {key: torch.optim.SGD(one.parameters(), lr=0.0) for key, one in contenders.items()}
 
-    @contextlib.contextmanager
-    def around(key: str) -> Iterator[None]:
+    def around(key: str) -> contextlib.AbstractContextManager[Any]:
         # a watch of its own for each step: what it has recorded before is not part of a step
-        with chain.watch() if key == "watch" else contextlib.nullcontext():
-            yield
+        return chain.watch() if key == "watch" else contextlib.nullcontext()
 
-    clock = Clock(device, threads)
+    clock = Clock("cpu", threads)
     times: dict[str, list[float]] = {key: [] for key in contenders}
     order = list(contenders)
     for turn in range(rounds + 1):
@@ -164,12 +161,10 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
                 optimizers[key].step()
                 times[key].append(clock() - start)
     # ratios within a round, because the machine drifts from one to the next
-    over = {
-        key: statistics.median(
-            a / b for a, b in zip(times[key][1:], times["plain"][1:], strict=True)
-        )
-        for key in order[1:]
+    ratios = {
+        key: [a / b for a, b in zip(times[key], times["plain"], strict=True)] for key in order[1:]
     }
+    over = {key: statistics.median(values[1:]) for key, values in ratios.items()}
     memory = {}
     for key, one in contenders.items():
         if key != "again":

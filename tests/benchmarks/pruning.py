@@ -20,7 +20,7 @@ from zoo.transformers_models import TABLE as TRANSFORMERS
 from zoo.transformers_models import build as build_transformers
 
 import pathspace as ps
-from benchmarks.figures import chosen, each, load, markdown, write
+from benchmarks.figures import chosen, each, load, page_of, write
 from pathspace.models.running import distance, outputs
 from pathspace.models.stand_in import switch_off_caches
 
@@ -127,43 +127,9 @@ def stands(row: Row) -> bool:
     return "failure" not in row and row["parameters"] < 1 and row["change"] <= SAME
 
 
-def cell(row: Row) -> str:
-    """A result in a table."""
-    if "failure" in row:
-        return f"fails ({row['failure'].partition(':')[0]})"
-    return f"{row['parameters']:.0%}" + (f", {row['change']:.0e}" if "change" in row else "")
-
-
 def tables(held: dict[str, Any]) -> str:
     """The figures as they stand on the page."""
-    timm, language = held["timm"], held["transformers"]
-    good = sum(stands(row["ours"]) for row in timm.values())
-    other = [row["theirs"] for row in timm.values()]
-    ran = [row for row in other if "failure" not in row]
-    whole = [stands(row) for row in language.values()]
-    untouched = sum(row["parameters"] > 0.99 for row in ran)
-    return "\n\n".join(
-        [
-            (
-                f"timm, {len(timm)} models of different families: {good} run and equal their masked"
-                f" selves. Torch-Pruning {held['versions']['torch-pruning']} returns a model that"
-                f" runs for {len(ran)}, {untouched} of them with more than 99 % of the parameters"
-                " left."
-            ),
-            markdown(
-                "model | pathspace: parameters left, difference | Torch-Pruning: parameters left",
-                [[name, cell(row["ours"]), cell(row["theirs"])] for name, row in timm.items()],
-            ),
-            (
-                f"transformers, {len(language)} architectures: {sum(whole)} run and equal their"
-                " masked selves."
-            ),
-            markdown(
-                "architecture | parameters left, difference",
-                [[name, cell(row)] for name, row in language.items()],
-            ),
-        ]
-    )
+    return page_of("pruning", held=held, stands=stands).rstrip()
 
 
 def main(names: list[str]) -> None:

@@ -25,9 +25,8 @@ from real_models import TOKENS, Llama, perplexity
 from torch import Tensor, nn
 
 import pathspace as ps
-from benchmarks.checkpoint import peak
 from benchmarks.figures import keep, markdown, write
-from benchmarks.measure import alone
+from benchmarks.measure import alone, peak
 from pathspace.rotations.elements import hadamard
 
 NAME, PAGE = "rotations", "rotations.md"
@@ -179,7 +178,7 @@ def measured(basis: str | ps.Noise) -> tuple[dict[str, dict[str, float]], dict[s
         kinds, other = tuple(ROUNDED), BASES[basis](model, found)
     else:
         kinds, other = CHOSEN[basis], chosen(model, found, basis)
-    cost = {"processor time, s": time.process_time() - start, "memory, GB": peak()}
+    cost = {"processor time, s": time.process_time() - start, "memory, GB": peak() / 1e9}
     return row(other, texts, kinds), cost
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from zoo.transformers_models import EXPERTS, GROUPED, SMALL, TABLE, WORDS, build, causal
 
 import pathspace as ps
-from benchmarks.figures import chosen, each, load, markdown, write
+from benchmarks.figures import chosen, each, load, page_of, write
 from pathspace.fitting.smoothing import SmoothingPair
 
 Row = dict[str, Any]
@@ -244,48 +244,7 @@ QUANTISED = """
 
 def tables(held: Row) -> str:
     """The figures as they stand on the page."""
-    own, others, accepted = held["listed"], held["unlisted"], held["accepted"]
-    total, found = (sum(row[key] for row in own.values()) for key in ("listed", "found"))
-    missed = {f"`{m['layer']}`: {m['reason']}" for row in own.values() for m in row["missed"]}
-    absent = "; ".join(f"`{name}`, {why}" for name, why in held["absent"].items())
-    incomplete = sum(row["incomplete"] for row in own.values())
-    head = "architecture | mappings listed | found | incomplete | pairs | change"
-    keys = ("listed", "found", "incomplete", "pairs")
-    rows = [
-        [row["model"], *(str(row[key]) for key in keys), f"{row['change']:.0e}"]
-        for row in own.values()
-    ]
-    more, taken = [], []
-    for row in others.values():
-        found_of = "fails" if "failure" in row else f"{row['found']} of {row['listed']}"
-        more.append([row["model"], str(row["pairs"]), found_of, f"{row['change']:.0e}"])
-    for row in accepted.values():
-        resolved = f"{row['resolved']}, {'the same' if row['same'] else 'others'}"
-        taken.append([row["model"], str(row["pairs"]), resolved, str(row["quantised"])])
-    return "\n\n".join(
-        [
-            (
-                f"All {len(own)} `ForCausalLM` entries of llm-compressor {held['llmcompressor']}"
-                f" whose code transformers {held['transformers']} has: {found} of {total} mappings"
-                f" found; {incomplete} of them are incomplete in the list."
-            ),
-            markdown(head, rows),
-            f"Not found: {'; '.join(sorted(missed))}. Not run: {absent}.",
-            (
-                "Architectures that the list lacks, for which the tool falls back on a default that"
-                " fails where names differ:"
-            ),
-            markdown("architecture | pairs | found of the default's mappings | change", more),
-            (
-                "Recipes of `ps.smoothing_recipe`, read from a file by the tool, resolved, applied"
-                " and followed by its quantisation to 8 bits:"
-            ),
-            markdown(
-                "architecture | pairs in the recipe | resolved by the tool | layers quantised",
-                taken,
-            ),
-        ]
-    )
+    return page_of("smoothing", held=held).rstrip()
 
 
 def main(names: list[str]) -> None:

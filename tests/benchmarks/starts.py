@@ -1,32 +1,29 @@
 """Where G-SGD can start: a bound on the multiplier, a unit skeleton, the
 largest-magnitude skeleton.
 
-``PYTHONPATH=tests python -m benchmarks.starts --json docs/data/starts.json`` trains every contender
-with the same seeds, epochs, batches and number of learning rates; the validation split alone
-chooses the rate of each, and the test split is looked at once, at that rate. ``--show FILE`` prints
-the table of an earlier run.
+``PYTHONPATH=tests python -m benchmarks.starts`` trains every contender with the same seeds, epochs,
+batches and number of learning rates; the validation split alone chooses the rate of each, and the
+test split is looked at once, at that rate. Figures go to ``docs/data/starts.json``; the table of
+the page is printed.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich.progress import track
 
 import pathspace as ps
-from benchmarks.figures import markdown
+from benchmarks.figures import keep, markdown
 from pathspace.training import GSGD, init_skeleton_
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.task import Task
 from pathspace.training.experiments.tasks import load_task
 
+SEEDS, EPOCHS, BATCH = 5, 20, 32
 USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -66,9 +63,7 @@ def errors(task: Task, model: torch.nn.Module) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def train(
-    task: Task, start: Start, lr: float, seed: int, epochs: int, batch: int
-) -> tuple[float, float]:
+def train(task: Task, start: Start, lr: float, seed: int) -> tuple[float, float]:
     """One run; validation and test error at its end."""
     model = task.make_model(seed)
     # the magnitude rule looks at the weights of this very model
@@ -81,8 +76,8 @@ def train(
             model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=start.bound
         )
     order = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        for chosen in torch.randperm(len(task.train), generator=order).split(batch):
+    for _ in range(EPOCHS):
+        for chosen in torch.randperm(len(task.train), generator=order).split(BATCH):
             optimizer.zero_grad()
             loss = task.loss(model(task.train.inputs[chosen]), task.train.targets[chosen])
             if not math.isfinite(loss.item()):
@@ -92,20 +87,18 @@ def train(
     return errors(task, model)
 
 
-def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> list[dict[str, Any]]:
-    """Contenders at all rates with all seeds."""
-    task, rows = load_task("digits-rows"), []
-    for start in starts:
-        runs = {
-            lr: [train(task, start, lr, seed, epochs, batch) for seed in range(seeds)]
-            for lr in track(start.rates, start.label.replace("`", ""))
-        }
-        chosen = min(runs, key=lambda lr: sum(valid for valid, _ in runs[lr]))
-        found = [1 - test for _, test in runs[chosen]]
-        errors_at = {f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()}
-        row = {"start": start.label, "rates": list(start.rates), "lr": chosen}
-        rows.append({**row, "valid_error": errors_at, "test_accuracy": found})
-    return rows
+def measured(start: Start) -> dict[str, Any]:
+    """A contender at all its rates with all seeds."""
+    task = load_task("digits-rows")
+    runs = {
+        lr: [train(task, start, lr, seed) for seed in range(SEEDS)]
+        for lr in track(start.rates, start.label.replace("`", ""))
+    }
+    chosen = min(runs, key=lambda lr: sum(valid for valid, _ in runs[lr]))
+    found = [1 - test for _, test in runs[chosen]]
+    errors_at = {f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()}
+    row = {"start": start.label, "rates": list(start.rates), "lr": chosen}
+    return {**row, "valid_error": errors_at, "test_accuracy": found}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -120,34 +113,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(head, lines, texts=4)
 
 
-def main(
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Keep the figures in this file.")
-    ] = None,
-    show: Annotated[Path | None, typer.Option(help="Print the table of this file instead.")] = None,
-    only: Annotated[
-        str, typer.Option(help="Contenders with this in their label; the file keeps the others.")
-    ] = "",
-    seeds: int = 5,
-    epochs: int = 20,
-    batch: int = 32,
-) -> None:
-    """Compare starting points of G-SGD."""
-    if show is not None:
-        print(table(json.loads(show.read_text())["rows"]))
-        return
-    torch.set_num_threads(1)
-    rows = measure([start for start in STARTS if only in start.label], seeds, epochs, batch)
-    if only and json_file is not None and json_file.exists():
-        fresh = {row["start"]: row for row in rows}
-        rows = [fresh.get(row["start"], row) for row in json.loads(json_file.read_text())["rows"]]
-    print(table(rows))
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        about = {"task": "digits-rows", "seeds": seeds, "epochs": epochs, "batch": batch}
-        about["torch"] = torch.__version__
-        json_file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    torch.set_num_threads(1)
+    about = {"task": "digits-rows", "seeds": SEEDS, "epochs": EPOCHS, "batch": BATCH}
+    rows = [measured(start) for start in STARTS]
+    keep("starts", {**about, "torch": torch.__version__, "rows": rows})
+    print(table(rows))

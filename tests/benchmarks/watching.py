@@ -3,23 +3,21 @@ of transformers, in pairs.
 
 ``PYTHONPATH=tests python -m benchmarks.watching`` trains each pair with and without the callback
 (two minutes on one core), in the process's own time, and writes ``docs/data/watching.json`` and the
-paragraph of ``docs/watching.md``; ``--page FILE`` keeps a page.
+paragraph of ``docs/watching.md``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
 import time
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.figures import keep, write
+from benchmarks.figures import keep, page_of, write
 from pathspace.diagnostics import transformers_callback
 from pathspace.diagnostics.run.watching import EVERY
 from pathspace.training.experiments.data import bible_text, given
@@ -87,46 +85,30 @@ def step_costs(data: Any, steps: int = 48, every: int = 4) -> dict[str, float]:
     }
 
 
-def main(
-    steps: int = 200, pairs: int = 2, page: Annotated[str | None, typer.Option()] = None
-) -> None:
+def main(steps: int = 200) -> None:
     """Measure, and write the data and the paragraph of the page."""
     torch.set_num_threads(1)
-    data, rows, watch = text(), list[dict[str, Any]](), None
+    data, rows = text(), list[dict[str, Any]]()
     trained(data, 3, True, structure=True)  # imports
     costs = step_costs(data)
-    typer.echo(json.dumps(costs))
-    for number in range(pairs):
-        seconds: dict[bool, float] = {}
-        for watched in (True, False) if number % 2 else (False, True):
-            seconds[watched], found, _ = trained(data, steps, watched, page=page)
-            watch = found or watch
-        overhead = seconds[True] / seconds[False] - 1
-        rows.append({"steps": steps, "overhead": overhead, "traced": watch.preparation > 0})
-        typer.echo(json.dumps(rows[-1]))
+    for order in ((False, True), (True, False)):
+        runs = {watched: trained(data, steps, watched) for watched in order}
+        overhead = runs[True][0] / runs[False][0] - 1
+        rows.append({"steps": steps, "overhead": overhead, "traced": runs[True][1].preparation > 0})
     found = {**costs, "pairs": rows}
+    print(found)
     keep(NAME, found)
     write(PAGE, NAME, paragraph(found))
 
 
 def paragraph(found: dict[str, Any]) -> str:
     """The figures as the page on watching says them."""
-    pairs, first = found["pairs"], (EVERY - 1).bit_length()
+    first = (EVERY - 1).bit_length()
     early = first * found["row"]
     enough = math.ceil(early / (0.02 * found["step"] - found["row"] / EVERY) / 10) * 10
-    overheads = " and ".join(f"{pair['overhead']:+.1%}" for pair in pairs)
-    return (
-        "What it costs under the Trainer of transformers, with a GPT of"
-        f" {found['weights'] / 1e6:.1f} million weights on the King James Bible, {BATCH} x {LENGTH}"
-        f" letters a step ({found['step']:.2f} s on one core, in the process's own time): a"
-        f" measured step takes {found['row']:.2f} s more, which is {found['share']:.1%} at the"
-        f" default cadence. The {first} before the hundredth take {early:.1f} s together, so what"
-        f" is measured is 2 % of a run of {enough} steps, and less of longer ones. Tracing takes"
-        f" {found['tracing']:.1f} s, once. Runs of {pairs[0]['steps']} steps with the callback"
-        f" against runs without, in {'pairs' if pairs[1:] else 'a pair'}: {overheads}; so short a"
-        f" run is {'' if pairs[0]['traced'] else 'not '}traced."
-    )
+    facts = {"first": first, "early": early, "enough": enough, "batch": BATCH, "length": LENGTH}
+    return page_of("watching", found=found, **facts).rstrip()
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -15,9 +15,7 @@ from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathspace.diagnostics import diagnose, report, watching
-from pathspace.diagnostics.run.outputs_judged import broadcast_fault
-from pathspace.diagnostics.shared.charts import svg_chart
+from pathspace.diagnostics import diagnose, report
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 
@@ -35,90 +33,19 @@ def test_a_layer_that_the_layer_before_it_kills_is_its_consequence() -> None:
     assert {alarm.kind: alarm.because for alarm in found.alarms}["dead"] == "exploding"
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
-def test_scales_that_a_step_has_changed_are_not_the_cause_of_the_step(norm: Any) -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(20, 32), norm(32), nn.ReLU(), nn.Linear(32, 3))
-
-    watch = runs.Run(model, options={"lr": 1.0}).watched(structure=True)
-    assert [alarm.kind for alarm in watch.causes] == ["rate"]
-
-
-@pytest.mark.parametrize(
-    "clip",
-    [
-        lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-9),
-        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-7),
-    ],
-)
-@pytest.mark.parametrize("same", [False, True])
-def test_gradients_that_clipping_takes_away_are_clipped(clip: Any, same: bool) -> None:
-    model, (x, y) = runs.mlp(), runs.vectors()
+@pytest.mark.parametrize("clip", [nn.utils.clip_grad_value_, nn.utils.clip_grad_norm_])
+def test_gradients_that_clipping_takes_away_are_clipped(clip: Any) -> None:
+    model, (x, y) = runs.mlp(), runs.vectors(64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def loss() -> Tensor:
-        rows = slice(0, 64) if same else torch.randint(0, len(x), (64,))
-        return F.cross_entropy(model(x[rows]), y[rows])
-
-    watch = runs.steps(optimizer, loss, 12, model, lambda: clip(model), every=10)
+    loss = lambda: F.cross_entropy(model(x), y)  # noqa: E731
+    watch = runs.steps(optimizer, loss, 12, model, lambda: clip(model.parameters(), 1e-9), every=10)
     assert [alarm.kind for alarm in watch.causes] == ["clipped"]
 
 
-def test_a_loss_scale_is_not_clipping() -> None:
-    model, (x, y) = runs.mlp(), runs.vectors(64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-
-    def unscale() -> None:
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad.div_(2**16)
-
-    loss = lambda: 2**16 * F.cross_entropy(model(x), y)  # noqa: E731
-    assert not runs.steps(optimizer, loss, 12, model, unscale, every=10).alarms
-
-
-def loop(own: bool) -> nn.Module:
-    """A recurrence whose state grows at every step, as a layer of torch or in a loop of its own."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        if not own:
-            return net.head(net.rnn(x)[0][:, -1])
-        h = torch.zeros(len(x), 24)
-        for step in x.unbind(1):
-            h = torch.relu(net.enter(step) + net.stay(h))
-        return net.head(h)
-
-    rnn = nn.RNN(4, 24, nonlinearity="relu", batch_first=True)
-    enter, stay, head = nn.Linear(4, 24), nn.Linear(24, 24), nn.Linear(24, 3)
-    for weight in (rnn.weight_hh_l0, stay.weight):
-        nn.init.orthogonal_(weight, gain=6)
-    return network(forward, rnn=rnn, enter=enter, stay=stay, head=head)
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_a_state_that_grows_is_exploding_and_not_a_matter_of_float16(own: bool) -> None:
-    x, y = runs.sequences(32)
-    for found in (
-        diagnose(loop(own), x, loss=F.cross_entropy, targets=y),
-        runs.Run(lambda: loop(own), runs.sequences).watched(structure=False),
-    ):
-        kinds = {alarm.kind: alarm.because for alarm in found.alarms}
-        assert kinds["exploding"] == "" and kinds.get("overflow", "exploding") == "exploding"
-        assert not any(alarm.advice.startswith("Use bfloat16") for alarm in found.alarms)
-
-
-IGNORES = {
-    "layer norm of one": lambda: nn.Sequential(*runs.mlp((20, 16, 1)), nn.LayerNorm(1)),
-    "norm inside": lambda: nn.Sequential(
-        *runs.mlp((20, 16, 1)), nn.LayerNorm(1), nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)
-    ),
-    "softmax of one": lambda: nn.Sequential(*runs.mlp((20, 16, 1)), nn.Softmax(-1)),
-}
-
-
-@pytest.mark.parametrize("name", IGNORES)
-def test_a_network_that_ignores_its_input_is_told_so(name: str) -> None:
-    model, x, y = IGNORES[name](), torch.randn(32, 20), torch.rand(32, 1)
+@pytest.mark.parametrize("end", [nn.LayerNorm(1), nn.Softmax(-1)])
+def test_a_network_that_ignores_its_input_is_told_so(end: nn.Module) -> None:
+    model = nn.Sequential(*runs.mlp((20, 16, 1)), end)
+    x, y = torch.randn(32, 20), torch.rand(32, 1)
     assert causes(diagnose(model, x, loss=F.mse_loss, targets=y)).keys() == {"constant outputs"}
     optimizer = torch.optim.Adam(model.parameters())
     watch = runs.steps(optimizer, lambda: F.mse_loss(model(x), y), 8, model, every=10)
@@ -147,30 +74,6 @@ def test_targets_that_a_loss_broadcasts_are_named(given: Any) -> None:
     assert not diagnose(model, x, loss=given, targets=torch.randn(24, 1)).alarms
 
 
-def test_losses_that_bring_their_targets_into_shape_broadcast_nothing() -> None:
-    z, y = torch.randn(6, 1, 4, 4), torch.randn(6, 4, 4)
-    assert broadcast_fault(F.mse_loss, z, y) is not None
-    for loss in (lambda z, y: F.mse_loss(z.squeeze(1), y), lambda z, y: F.mse_loss(z, y[:, None])):
-        assert broadcast_fault(loss, z, y) is None
-    assert broadcast_fault(F.cross_entropy, torch.randn(6, 3), torch.randint(0, 3, (6,))) is None
-
-
-def rates(alike: bool) -> nn.Module:
-    """Rows that start equal in a tensor whose units differ by all their other weights."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        h = torch.relu(net.enter(x))
-        return net.leave(h * torch.exp(-net.rates).sum(1) + h)
-
-    enter, leave = nn.Linear(20, 6), nn.Linear(6, 3)
-    if alike:
-        for layer in (enter, leave):
-            nn.init.constant_(layer.weight, 0.1)
-        nn.init.zeros_(enter.bias)
-    rows = nn.Parameter(torch.linspace(0.5, 2.0, 4).repeat(6, 1))
-    return network(forward, enter=enter, leave=leave, rates=rows)
-
-
 def blurred() -> nn.Module:
     """Equal filters of different channels."""
     blur = nn.Conv2d(3, 3, 3, padding=1, groups=3)
@@ -178,7 +81,7 @@ def blurred() -> nn.Module:
     return nn.Sequential(blur, nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
 
 
-def scaled(*shape: int) -> nn.Module:
+def scaled() -> nn.Module:
     """A branch whose channels have a scale each, as in ConvNeXt."""
 
     def forward(net: Any, x: Tensor) -> Tensor:
@@ -186,7 +89,7 @@ def scaled(*shape: int) -> nn.Module:
         return net.head((x + net.scale * F.gelu(net.branch(x))).mean((2, 3)))
 
     first, branch = (nn.Conv2d(n, 8, 3, padding=1) for n in (3, 8))
-    scale, head = nn.Parameter(torch.full(shape, 1e-6)), nn.Linear(8, 3)
+    scale, head = nn.Parameter(torch.full((8, 1, 1), 1e-6)), nn.Linear(8, 3)
     return network(forward, first=first, branch=branch, scale=scale, head=head)
 
 
@@ -200,11 +103,8 @@ def narrow() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "data", "place"),
     [
-        (lambda: rates(True), lambda: runs.vectors(32), "enter"),
-        (lambda: rates(False), lambda: runs.vectors(32), None),
         (blurred, lambda: runs.images(16), None),
-        (lambda: scaled(8, 1, 1), lambda: runs.images(32), None),
-        (lambda: scaled(1, 8, 1, 1), lambda: runs.images(32), None),
+        (scaled, lambda: runs.images(32), None),
         (narrow, lambda: (torch.randn(16, 1), torch.arange(16) % 3), "0.weight"),
     ],
 )
@@ -216,28 +116,6 @@ def test_equal_rows_are_copies_only_where_they_do_the_same(
     copies = [alarm for alarm in found if alarm.kind == "copies"]
     assert bool(copies) == (place is not None)
     assert all(alarm.place.startswith(str(place)) for alarm in copies)
-    assert ("(also at " in str(copies)) == (place == "enter")
-
-
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
-@pytest.mark.parametrize("spoil", [False, True])
-def test_a_search_for_a_lower_loss_is_judged_by_its_loss(search: str | None, spoil: bool) -> None:
-    model, (x, y) = runs.mlp((20, 16, 3), nn.Tanh), runs.vectors(256)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=6, line_search_fn=search)
-    if spoil:
-        with torch.no_grad():
-            model[0].weight.mul_(1000)
-    with watching(model, every=10) as watch:
-        for _ in range(12):
-
-            def closure() -> Tensor:
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()  # type: ignore[no-untyped-call]
-                return loss
-
-            optimizer.step(closure)
-    assert bool(watch.causes) == spoil and all(alarm.step == 1 for alarm in watch.causes)
 
 
 def trained(model: nn.Module, before: Any = lambda step: None, **options: Any) -> Any:
@@ -283,11 +161,7 @@ def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
     letters, model = "\x00\x07\x08\x0c\x1b\x7f\ufffe", nn.Sequential()
     for number in range(2):
         model.add_module(f"a{letters}{number}", nn.Linear(20, 20))
-    page = tmp_path / "page.html"
-    report(model, torch.randn(8, 20)).save(page)
-    assert "<svg" in page.read_text(encoding="utf-8")
+    report(model, torch.randn(8, 20)).save(tmp_path / "page.html")
     trained(model, page=tmp_path / "run.html")
-    assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
-    row = {"x": 1, "y": 1, "tip": letters}
-    encoding = {"x": {"field": "x", "title": letters}, "description": {"field": "tip"}}
-    assert svg_chart({"data": {"values": [row]}, "mark": "bar", "encoding": encoding}, "chart")
+    for page in tmp_path.glob("*.html"):
+        assert "<svg" in page.read_text(encoding="utf-8")

@@ -33,32 +33,22 @@ def gate(m: Any) -> Tensor:
 BETWEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "difference": lambda m, x: x + gate(m) * (block(m, x) - x),
     "function": lambda m, x: torch.lerp(x, block(m, x), gate(m)),
-    "method": lambda m, x: x.lerp(block(m, x), gate(m)),
-    "named": lambda m, x: torch.lerp(input=x, end=block(m, x), weight=gate(m)),
     "shares": lambda m, x: (1 - gate(m)) * x + gate(m) * block(m, x),
-    "other order": lambda m, x: block(m, x) * gate(m) + x * (1 - gate(m)),
     "taken away": lambda m, x: x - gate(m) * (x - block(m, x)),
 }
-SEVERAL: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "difference": lambda m, x: x + 0.3 * (torch.relu(m.f(x)) - x),
-    "number": lambda m, x: torch.lerp(x, torch.relu(m.f(x)), 0.3),
-    "shares": lambda m, x: 0.7 * x + 0.3 * torch.relu(m.f(x)),
-}
 
 
-@pytest.mark.parametrize(("forms", "how"), [(f, h) for f in (BETWEEN, SEVERAL) for h in f])
-def test_a_step_between_stream_and_branch_is_a_node_in_every_spelling(
-    forms: dict[str, Any], how: str
-) -> None:
+@pytest.mark.parametrize("how", BETWEEN)
+def test_a_step_between_stream_and_branch_is_a_node_in_every_spelling(how: str) -> None:
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     first, second = (
-        nn.Sequential(*(written(forms[name]) for _ in range(3))) for name in ("difference", how)
+        nn.Sequential(*(written(BETWEEN[name]) for _ in range(3))) for name in ("difference", how)
     )
     second.load_state_dict(first.state_dict())
     assert torch.allclose(first(x), second(x), atol=1e-6)
     chains = [MarkovChain.trace(model, x) for model in (first, second)]
     assert [len(chain) for chain in chains] == [3, 3]
-    if "lerp" in chains[1].nodes[0].source or how in ("function", "method", "named", "number"):
+    if how == "function":
         records = [chain.observe(F.mse_loss, x, y) for chain in chains]
         assert torch.allclose(records[0].cosines, records[1].cosines, atol=1e-5)
         assert torch.allclose(records[0].norms, records[1].norms, atol=1e-5)
@@ -86,7 +76,6 @@ def moved(x: Tensor) -> Tensor:
 
 SHIFTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "padded": lambda m, x: x + (moved(x) - x) * m.share,
-    "joined": lambda m, x: x + (torch.cat([0 * x[:, :1], x[:, :-1]], 1) - x) * m.share,
     "rolled": lambda m, x: x + (x.roll(1, 1) - x) * m.share,
     "lerp": lambda m, x: torch.lerp(x, moved(x), m.share),
     "shares": lambda m, x: x * m.share + moved(x) * (1 - m.share),
@@ -103,23 +92,6 @@ def test_a_stream_mixed_with_its_own_copy_is_not_a_node(how: str) -> None:
     assert len(MarkovChain.trace(written(SHIFTS[how]), torch.randn(2, 5, 4))) == 0
 
 
-def attends(m: Any, x: Tensor, rows: Any) -> Tensor:
-    y = F.layer_norm(x, (4,))
-    scores = m.f(y[:, rows]) @ m.g(y).transpose(1, 2)
-    return m.h(scores.softmax(-1) @ y)
-
-
-@pytest.mark.parametrize("rows", [slice(0, 1), slice(-1, None)])
-def test_one_position_that_asks_all_others_is_a_stream(rows: slice) -> None:
-    one = written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
-    assert [node.kind for node in MarkovChain.trace(one, torch.randn(2, 5, 4)).nodes] == [
-        "identity"
-    ]
-    # a position that others alone speak to is an input
-    other = written(lambda m, x: (x[:, rows] + attends(m, x, slice(1, 2)))[:, 0])
-    assert len(MarkovChain.trace(other, torch.randn(2, 5, 4))) == 0
-
-
 def dropped_last(m: Any, x: Tensor) -> Tensor:
     y = 0 * x
     for _ in range(3):
@@ -128,31 +100,10 @@ def dropped_last(m: Any, x: Tensor) -> Tensor:
     return y
 
 
-def dropped_first(m: Any, x: Tensor) -> Tensor:
-    for number in range(3):
-        other = x + m.f(x).relu()
-        x = x + m.g(x).relu() if number < 2 else other
-    return x
-
-
-def looked_at(m: Any, x: Tensor) -> Tensor:
-    assert (x + m.f(x)).shape == x.shape
-    return x + m.g(x)
-
-
-@pytest.mark.parametrize(
-    ("forward", "nodes"), [(dropped_last, 5), (dropped_first, 3), (looked_at, 1)]
-)
-@pytest.mark.parametrize("frozen", [False, True])
-def test_additions_that_no_output_needs_are_left_out(
-    forward: Any, nodes: int, frozen: bool
-) -> None:
-    x, model = torch.randn(4, 4), written(forward)
-    model.requires_grad_(not frozen)
+def test_additions_that_no_output_needs_are_left_out() -> None:
+    x, model = torch.randn(4, 4), written(dropped_last)
     chain = MarkovChain.trace(model, x)
-    assert len(chain) == nodes
-    if frozen:
-        return
+    assert len(chain) == 5
     record = chain.observe(F.mse_loss, x, torch.randn(4, 4))
     assert bool(record.cosines.isfinite().any(1).all())
     assert all(p.grad is None for p in model.parameters()) and not x.requires_grad

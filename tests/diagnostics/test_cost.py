@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from cases import network
+from cases import mlp, network
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,10 +12,7 @@ from pathspace.diagnostics.parameters.cost import cost
 
 
 def chain(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(widths):
-        layers += [nn.Linear(a, b, bias=False), nn.Tanh()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*mlp(*widths, bias=False, act=nn.Tanh), nn.Tanh())
 
 
 @pytest.mark.parametrize("n", [4, 20, 200])

@@ -59,19 +59,19 @@ def test_tanh_has_none_and_one_of_two_added_matrices_is_redundant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "count", "rank"),
+    ("function", "rank"),
     [
-        (lambda a, b, c, x: a * torch.tanh((b + c) * x), 3, 2),
-        (lambda a, b, c, x: a * torch.tanh(b * x + c), 3, 3),
-        (lambda a, b, c, x: a * torch.relu(b * x + c), 3, 2),
-        (lambda a, b, c, x: a * torch.exp(b * x + c), 3, 2),
+        (lambda a, b, c, x: a * torch.tanh((b + c) * x), 2),
+        (lambda a, b, c, x: a * torch.tanh(b * x + c), 3),
+        (lambda a, b, c, x: a * torch.relu(b * x + c), 2),
+        (lambda a, b, c, x: a * torch.exp(b * x + c), 2),
     ],
 )
-def test_the_notes_scalar_models(function, count: int, rank: int) -> None:
+def test_the_notes_scalar_models(function, rank: int) -> None:
     a, b, c = (nn.Parameter(torch.tensor(value)) for value in (0.7, 1.3, -0.4))
     scalar = network(lambda net, x: function(net.a, net.b, net.c, x), a=a, b=b, c=c)
     found = degeneracy(scalar, torch.linspace(-3, 3, 40))
-    assert (found.parameters, found.rank) == (count, rank)
+    assert (found.parameters, found.rank) == (3, rank)
 
 
 def test_too_little_data_is_said_to_be_too_little() -> None:
@@ -80,10 +80,6 @@ def test_too_little_data_is_said_to_be_too_little() -> None:
     assert found.outputs == 10
     assert found.undetermined >= 44 - 6 - 10 - found.dead
     assert "more data" in found.notes[0]
-    assert (
-        found.deficit
-        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
-    )
 
 
 def test_large_models_by_sketches() -> None:
@@ -92,16 +88,10 @@ def test_large_models_by_sketches() -> None:
     found = degeneracy(model, torch.randn(150, 40), max_rows=120)
     assert found.method == "randomised" and found.rank == 120
     assert found.dead == 3 * (40 + 1 + 2) and found.gauge == 77 and found.unexplained == 0
-    assert (
-        found.deficit
-        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
-    )
 
 
 @pytest.mark.parametrize("max_rows", [2000, 12])
-@pytest.mark.parametrize(
-    "norm", [nn.BatchNorm1d(6, 0.1), nn.LayerNorm(6, 0.1), nn.BatchNorm1d(6, 1e-30), None]
-)
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(6, 0.1), nn.LayerNorm(6, 0.1), None])
 def test_sketches_count_only_rescalings_that_the_jacobian_confirms(
     norm: nn.Module | None, max_rows: int
 ) -> None:
@@ -112,23 +102,15 @@ def test_sketches_count_only_rescalings_that_the_jacobian_confirms(
     exact, sketched = degeneracy(model, x), degeneracy(model, x, max_exact=0, max_rows=max_rows)
     assert (exact.method, sketched.method) == ("exact", "randomised")
     assert sketched.gauge == exact.gauge and sketched.dead == exact.dead
-    assert [note[:20] for note in sketched.notes if "rescaling" in note] == [
-        note[:20] for note in exact.notes
-    ]
     if max_rows == 2000:
-        assert (sketched.rank, sketched.unexplained) == (
-            exact.rank,
-            exact.symmetric + exact.unexplained,
-        )
+        assert sketched.rank == exact.rank
+        assert sketched.unexplained == exact.symmetric + exact.unexplained
 
 
 def test_many_rescalings_are_tested_in_combinations() -> None:
-    model = nn.Sequential(
-        nn.Linear(2, 90), nn.ReLU(), nn.BatchNorm1d(90).eval(), nn.Linear(90, 1)
-    ).eval()
-    few = degeneracy(model, torch.randn(40, 2), max_exact=0, max_rows=5)
-    assert few.gauge > 0
-    assert "more may do so" in few.notes[1]
+    model = nn.Sequential(nn.Linear(2, 90), nn.ReLU(), nn.BatchNorm1d(90), nn.Linear(90, 1))
+    few = degeneracy(model.eval(), torch.randn(40, 2), max_exact=0, max_rows=5)
+    assert few.gauge > 0 and "more may do so" in few.notes[1]
     assert few.notes[0].startswith("Not counted: 5 ")
 
 

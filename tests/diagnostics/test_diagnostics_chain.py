@@ -22,8 +22,6 @@ from pathspace.errors import InputError, InputTypeError, UnsupportedError
 COUNTS = {
     "resnet50": (12, 4, 0),
     "vit_b_16": (24, 0, 0),
-    "convnext_tiny": (18, 0, 0),
-    "regnet_x_400mf": (18, 4, 0),
     "resnetv2_bit": (3, 3, 0),
     "mobilenet_v2": (10, 0, 0),
     "swin_v2_small": (8, 0, 0),
@@ -31,33 +29,22 @@ COUNTS = {
     "tcn_weight_norm": (0, 2, 0),
     "feature_pyramid": (0, 0, 0),
     "variational": (0, 0, 0),
-    "squeezenet1_1": (0, 0, 0),
     "shufflenet_v2_x1_0": (0, 0, 0),
     "unet_transpose": (0, 0, 0),
-    "unet_bilinear": (0, 0, 0),
     "highway": (0, 0, 0),
     "lora": (0, 0, 0),
     "state_space": (0, 0, 0),
-    "torch_encoder_relu": (4, 0, 0),
     "conformer": (4, 0, 0),
     "hf_bert": (4, 0, 0),
     "hf_t5": (7, 0, 0),
-    "hf_bart": (5, 0, 0),
-    "hf_gptj": (2, 0, 0),
     "hf_cohere": (2, 0, 2),
     "hf_llama": (4, 0, 0),
     "hf_mamba": (2, 0, 0),
-    "hf_albert": (4, 0, 0),
-    "hf_swin": (8, 0, 0),
 }
 
 
 @pytest.mark.parametrize(
-    "name",
-    slow_names(
-        COUNTS,
-        ["swin_v2_small", "vit_b_16", "conformer", "convnext_tiny", "resnet50", "regnet_x_400mf"],
-    ),
+    "name", slow_names(COUNTS, ["swin_v2_small", "vit_b_16", "conformer", "resnet50"])
 )
 def test_counts(name: str) -> None:
     model, args, kwargs = load()[name].make("eval")
@@ -78,22 +65,8 @@ def test_swin_t_and_gpt2_have_24_nodes() -> None:
     kwargs = {"input_ids": torch.randint(0, 50, (2, 7)), "use_cache": False}
     chain = MarkovChain.trace(gpt2, kwargs=kwargs)
     assert len(chain) == 24
-    assert [node.name for node in chain.nodes[:2]] == [
-        "transformer.h.0.attn",
-        "transformer.h.0.mlp",
-    ]
-
-
-@pytest.mark.slow
-def test_train_mode_finds_the_same_nodes() -> None:
-    for name in ("resnet18", "efficientnet_b0", "hf_gpt2"):
-        chains = []
-        for mode in ("train", "eval"):
-            model, args, kwargs = load()[name].make(mode)
-            before = {key: value.clone() for key, value in model.state_dict().items()}
-            chains.append(MarkovChain.trace(model, *args, kwargs=kwargs))
-            assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-        assert [n.name for n in chains[0].nodes] == [n.name for n in chains[1].nodes]
+    names = ["transformer.h.0.attn", "transformer.h.0.mlp"]
+    assert [node.name for node in chain.nodes[:2]] == names
 
 
 def test_sentences() -> None:
@@ -139,28 +112,12 @@ def residual_elman(m: Any, x: Tensor) -> Tensor:
     return h
 
 
-def read_again(m: Any, x: Tensor) -> Tensor:
-    h = m.k(x).tanh()
-    return h + m.h((m.f(h) + m.g(x)).tanh())
-
-
 def narrowed(m: Any, x: Tensor) -> Tensor:
     h = m.f(x)
     return x + m.h((h + m.k(m.g(x).relu())).tanh())
 
 
-def started_elman(m: Any, x: Tensor) -> Tensor:
-    h = m.k(x.mean(1)).tanh()
-    for t in range(3):
-        h = (m.f(h).tanh() + x[:, t]).tanh()
-    return h
-
-
-def lifting(m: Any, x: Tensor) -> Tensor:
-    return x[:, 1::2] + m.small(m.small(x[:, ::2]).relu())
-
-
-IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
+IMAGE = torch.randn(1, 3, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -169,29 +126,18 @@ IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
         # however many linear maps are summed, in whatever order, they are one linear map
         (lambda m, x: m.f(x) + m.g(x) + m.h(x), None, []),
         (lambda m, x: m.f(x) + (m.g(x) + m.h(m.k(x)).chunk(1, 1)[0]), None, []),
-        (lambda m, x: m.f(x).relu() + m.g(x) + m.h(x), None, []),
         (lambda m, x: m.f(x) + m.g(x) + x, None, ["identity"]),
         (lambda m, x: m.f(x) + m.g(m.h(x).relu()), None, ["shortcut"]),
         # a part of the stream is a stream, unless the branch is made from the other parts alone
         (lambda m, x: x[:, :2] + m.f(m.g(x).relu())[:, :2], None, ["identity"]),
         (lambda m, x: x[:, :, 1:-1, 1:-1] + m.valid(x), IMAGE, ["identity"]),
         (lambda m, x: x[:, :2] + m.small(x[:, 2:]), None, []),
-        (lambda m, x: (lambda a, b: a + m.small(b))(*m.f(x).chunk(2, 1)), None, []),
-        (lifting, None, []),
-        (lambda m, x: nn.functional.pad(x[:, :, ::2, ::2],
-                                        (0, 0, 0, 0, 0, 0)) + m.down(m.same(x).relu()), IMAGE,
-         ["shortcut"]),
         # an input that is read again at every step is not a stream
         (elman, None, []),
         (residual_elman, None, ["identity"] * 4),
-        (read_again, None, ["identity"]),
-        (started_elman, SERIES, []),
         (narrowed, None, ["shortcut", "identity"]),
         # resolution lost and found again, by whatever operation
         (lambda m, x: x + m.down(x).repeat_interleave(2, 2).repeat_interleave(2, 3), IMAGE, []),
-        (lambda m, x: x + m.down(x)[:, :, :, None, :,
-                                    None].expand(1, 3, 4, 2, 4, 2).reshape(x.shape), IMAGE, []),
-        (lambda m, x: x + nn.functional.fold(m.down(x).repeat(1, 4, 1, 1).flatten(2), 8, 2, stride=2), IMAGE, []),  # noqa: E501
         (lambda m, x: x + m.up(m.down(x).relu()), IMAGE, []),
         (lambda m, x: x + x * m.same(nn.functional.adaptive_avg_pool2d(x, 1)).sigmoid(), IMAGE,
          ["identity"]),
@@ -243,17 +189,11 @@ def adding(**branch: nn.Module) -> nn.Module:
     return network(lambda net, x: x + getattr(net, name)(x), **{name: module})
 
 
-@pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
 @pytest.mark.parametrize("size", [3, 16])
-def test_a_margin_around_a_small_image_is_no_resolution(
-    pad: Callable[[int], nn.Module], size: int
-) -> None:
-    def block() -> nn.Module:
-        branch = nn.Sequential(pad(2), nn.Conv2d(2, 2, 5), nn.ReLU(), nn.Conv2d(2, 2, 1))
-        return adding(branch=branch)
-
-    chain = MarkovChain.trace(nn.Sequential(block(), block()), torch.randn(1, 2, size, size))
-    assert [node.name for node in chain.nodes] == ["0.branch", "1.branch"]
+def test_a_margin_around_a_small_image_is_no_resolution(size: int) -> None:
+    branch = nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(2, 2, 5), nn.ReLU())
+    chain = MarkovChain.trace(adding(branch=branch), torch.randn(1, 2, size, size))
+    assert [node.name for node in chain.nodes] == ["branch"]
 
 
 def test_nodes_inside_a_branch_are_named() -> None:

@@ -48,25 +48,15 @@ def test_no_chain_is_said_politely() -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("zeros", "2 nodes with no cosine"),
-        ("zeros", "2 nodes without a direction now point"),
-        ("silent", "nothing can be said of their directions"),
-    ],
+    [("zeros", "2 nodes with no cosine"), ("silent", "nothing can be said of their directions")],
 )
 def test_branches_that_start_at_zero_have_no_cosine(name: str, words: str) -> None:
     code, text = run(f"{FILE}:{name}")
     assert code == 0 and words in text and "after one small step" in text and "nan" not in text
-    code, text = run(f"{FILE}:{name}", "--json", "-")
-    found = json.loads(text)
-    assert code == 0 and found["first_steps"] == 1
-    assert len(found["first_cosines"]) == found["length"] or name == "zeros"
 
 
 def test_first_steps_are_the_gradient_written_out() -> None:
-    layer = nn.TransformerEncoderLayer(
-        8, 2, 16, batch_first=True, norm_first=True, dropout=0.0
-    ).double()
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True).double()
     nn.init.zeros_(layer.linear2.weight), nn.init.zeros_(layer.linear2.bias)
     x, y = torch.randn(2, 4, 5, 8).double()
     chain = MarkovChain.trace(layer, x)

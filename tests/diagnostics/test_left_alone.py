@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,23 +23,6 @@ from pathspace.fitting.calibration import Calibrated
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
 BATCHES = [(X[:5], Y[:5]), (X[5:], Y[5:])]
 loss = nn.functional.cross_entropy
-
-
-class Checkpointed(nn.Module):
-    """Two hidden layers, recomputed in the backward pass or not."""
-
-    def __init__(self, reentrant: bool | None, from_inputs: bool = True) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-        self.reentrant, self.from_inputs = reentrant, from_inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        def run(layer: nn.Module, x: Tensor, here: bool = True) -> Tensor:
-            return recomputed(
-                lambda x: layer(x).relu(), x, reentrant=self.reentrant if here else None
-            )
-
-        return self.c(run(self.b, run(self.a, x, self.from_inputs)))
 
 
 class Stateful(nn.Module):
@@ -120,19 +103,16 @@ def test_all_that_running_changes_is_restored(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("from_inputs", [True, False])
-def test_derivatives_of_checkpointed_functions_are_those_of_the_function(
-    reentrant: bool, from_inputs: bool
-) -> None:
-    plain, model = Checkpointed(None).double(), Checkpointed(reentrant, from_inputs).double()
+def test_derivatives_of_checkpointed_functions_are_those_of_the_function(reentrant: bool) -> None:
+    plain, model = half(None).double(), half(reentrant).double()
     model.load_state_dict(plain.state_dict())
     x = torch.randn(40, 4).double()
     found = [ds.degeneracy(net, x) for net in (plain, model)]
     assert found[0].rank == found[1].rank and found[0].gauge == found[1].gauge > 0
 
 
-def two(forward: Callable[[Any, Tensor], Tensor], b: nn.Module | None = None) -> nn.Module:
-    return network(forward, a=nn.Linear(4, 4), b=b or nn.Linear(4, 4), c=nn.Linear(4, 3))
+def two(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    return network(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 3))
 
 
 def constrained(net: Any, x: Tensor) -> Tensor:
@@ -157,55 +137,6 @@ def plain(net: Any, x: Tensor) -> Tensor:
     return net.c(net.b(net.a(x).relu()).relu())
 
 
-def doubled() -> nn.Module:
-    """Two layers of one kind, one of which a user's hook changes."""
-    model = two(plain)
-    model.b.register_forward_hook(lambda _module, _args, output: 2 * output)
-    return model
-
-
-def low(net: Any, x: Tensor) -> Tensor:
-    """Runs in bfloat16, with weights in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return plain(net, x)
-
-
-def inferred(net: Any, x: Tensor) -> Tensor:
-    """Reads a layer that runs in inference mode."""
-    with torch.inference_mode():
-        fixed = net.b(x)
-    return net.c(net.a(x).relu() + fixed)
-
-
-def spectral(normalise: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    return nn.Sequential(normalise(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).train()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "make",
-    [
-        doubled,
-        lambda: two(low),
-        lambda: two(inferred),
-        lambda: spectral(nn.utils.spectral_norm),
-        lambda: spectral(nn.utils.parametrizations.spectral_norm),
-        lambda: spectral(nn.utils.parametrizations.weight_norm),
-    ],
-)
-def test_both_gains_are_those_of_the_layer_that_ran(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    rows = ds.signal(model, X, types=nn.Linear, probes=600)
-    measured = [row for row in rows if row.vjp_gain is not None and row.jvp_gain is not None]
-    assert len(measured) >= 2
-    wide = {"a": 4, "b": 4, "c": 4, "0": 4, "2": 5}
-    for row in measured:
-        forward = row.jvp_gain.value * row.shape[-1] / wide[row.layer]
-        assert row.vjp_gain.value == pytest.approx(forward, rel=0.1), row.layer
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
     raise KeyError("no such class")
 
@@ -213,24 +144,12 @@ def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("measure", "match"),
     [
-        (
-            lambda: ds.gradients(two(plain), mistaken, BATCHES),
-            "The loss raised KeyError on outputs",
-        ),
+        (lambda: ds.gradients(two(plain), mistaken, BATCHES), "The loss raised KeyError on"),
         (lambda: ds.gradients(two(plain), lambda *_: 3.0, BATCHES), "The loss returned a float"),
-        (
-            lambda: ds.gradients(two(plain), loss, [(X[:, :3], Y)]),
-            r"Network.forward raised RuntimeErr",
-        ),
+        (lambda: ds.gradients(two(plain), loss, [(X[:, :3], Y)]), "forward raised RuntimeErr"),
         (lambda: ds.signal(two(plain), X[:0]), "inputs with no samples"),
-        (lambda: ds.jacobian(two(plain), X[:0]), "inputs with no samples"),
         (lambda: ds.degeneracy(two(plain), X[:0]), "inputs with no samples"),
-        (lambda: ds.cost(two(plain), X[:0]), "inputs with no samples"),
-        (
-            lambda: ds.gradients(two(plain), loss, [(X, Y), (X[:0], Y[:0])]),
-            "inputs with no samples",
-        ),
-        (lambda: ds.gradients(nn.LazyLinear(3), loss, BATCHES), "'weight' without a shape yet"),
+        (lambda: ds.gradients(two(plain), loss, [(X[:0], Y[:0])]), "inputs with no samples"),
         (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
         (lambda: ps.fit_dtype(two(plain).to("meta"), X), "'a.weight' and others without values"),
         (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "that it was made of"),
@@ -245,7 +164,7 @@ def test_what_cannot_be_measured_is_told_in_a_sentence(
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequence[int]) -> None:
+def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: list[int]) -> None:
     # one layer is read or the other
     model = network(
         lambda net, x: net.a(x) if len(x) > 5 else net.b(x), a=nn.Linear(4, 3), b=nn.Linear(4, 3)
@@ -254,12 +173,9 @@ def test_batches_that_do_not_reach_a_weight_have_the_gradient_zero(order: Sequen
     batches = [cuts[place] for place in order]
     for row in ds.gradients(model, loss, batches):
         weight = dict(model.named_parameters())[row.parameter]
-        found = torch.stack(
-            [
-                torch.autograd.grad(loss(model(x), y), weight, materialize_grads=True)[0].double()
-                for x, y in batches
-            ]
-        )
+        losses = (loss(model(x), y) for x, y in batches)
+        slopes = [torch.autograd.grad(one, weight, materialize_grads=True)[0] for one in losses]
+        found = torch.stack(slopes).double()
         assert row.rms == pytest.approx(float(found.mean(0).square().mean().sqrt()))
         assert row.noise == pytest.approx(float(found.var(0).mean()))
 
@@ -290,33 +206,12 @@ def test_watching_sees_dead_units_inside_of_checkpoints() -> None:
     assert shares[None] == shares[True] == shares[False] and shares[None][0] >= 3 / 8
 
 
-def overwritten(net: Any, x: Tensor) -> Tensor:
-    """Changes what its backward pass needs."""
-    h = net.a(x).relu_()
-    h += 1
-    return net.c(h)
-
-
-def test_models_without_derivatives_or_weights_are_equalised_or_refused() -> None:
-    model = two(overwritten)
-    with pytest.raises(ps.UnsupportedError, match="Network cannot be differentiated"):
-        ps.equalise(model, ps.trace(model, X), 4, calibration=X)
-    model = nn.ReLU()
-    assert not ps.equalise(model, ps.trace(model, X), 4, calibration=X).helped
-
-
 def test_scales_that_only_several_weights_determine_together_have_no_skeleton() -> None:
     twice = nn.Linear(3, 3, bias=False)
     model = nn.Sequential(
         nn.Linear(4, 3), Autoencoder(3, 3), twice, nn.ReLU(), twice, Autoencoder(3, 3),
         nn.Linear(3, 2),
     ).double()  # fmt: skip
-    x = X.double()
-    graph = ps.trace(model, x)
+    graph = ps.trace(model, X.double())
     with pytest.raises(ps.UnsupportedError, match=r"no tree for \d units \(the first is '0"):
         graph.skeleton()
-    y = model(x)
-    phi = torch.randn(graph.num_units, dtype=torch.float64)
-    moved = ps.rescale_(copy.deepcopy(model), graph, phi)
-    assert phi.abs().sum() > 1 and torch.allclose(moved(x), y, rtol=1e-9)
-    assert torch.allclose(ps.balance_(moved, graph)(x), y, rtol=1e-9)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from cases import mlp
 
 from pathspace.diagnostics import report
 
@@ -27,13 +27,8 @@ from pathspace.diagnostics import report
 pytestmark = pytest.mark.slow
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--virtual-time-budget=3000",
-]
+FLAGS = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage".split()
+FLAGS.append("--virtual-time-budget=3000")
 
 
 def dump(browser: str, address: str, folder: Path | None = None, *more: str) -> str:
@@ -57,55 +52,9 @@ def browser() -> str | None:
     return None
 
 
-PROBE = """
-(() => {
-  const seen = { errors };
-  const $ = (id) => document.getElementById(id);
-  const box = () => $("graph").getAttribute("viewBox").split(" ").map(Number);
-  const click = (target) => target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-  const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
-  const pointer = (kind, x, y) => new PointerEvent(kind, { clientX: x, clientY: y, button: 0, bubbles: true });
-  seen.start = box();
-  click($("zoom-in")); seen.zoomed = box();
-  $("view").dispatchEvent(pointer("pointerdown", 200, 200));
-  window.dispatchEvent(pointer("pointermove", 150, 120)); seen.moved = box();
-  window.dispatchEvent(pointer("pointerup", 150, 120));
-  const first = document.querySelector(".layer");
-  click(first); seen.swallowed = !document.querySelector(".chosen");
-  $("view").dispatchEvent(pointer("pointerdown", 150, 120));
-  window.dispatchEvent(pointer("pointerup", 150, 120));
-  click($("zoom-reset")); seen.reset = box();
-  click($("zoom-fit")); seen.fit = box();
-  const wheel = (ctrlKey) => new WheelEvent("wheel", { deltaY: -200, ctrlKey, bubbles: true, cancelable: true });
-  $("view").dispatchEvent(wheel(false)); seen.scrolled = box();
-  $("view").dispatchEvent(wheel(true)); seen.wheeled = box();
-  seen.layers = [...document.querySelectorAll(".layer")].map((layer) => {
-    click(layer);
-    return { title: $("details").querySelector("h3").textContent, text: $("details").textContent,
-             cells: $("details").querySelectorAll(".mask rect").length,
-             chosen: document.querySelectorAll(".chosen").length };
-  });
-  seen.groups = [...document.querySelectorAll(".group")].map((group) => {
-    key(group, "Enter");
-    return $("details").textContent;
-  });
-  $("search").value = "2"; $("search").dispatchEvent(new Event("input"));
-  seen.found = document.querySelector(".found").dataset.layer;
-  window.dispatchEvent(new Event("beforeprint")); seen.paper = box();
-  window.dispatchEvent(new Event("afterprint"));
-  seen.size = [$("graph").clientWidth, $("view").clientHeight];
-  seen.background = getComputedStyle(document.body).backgroundColor;
-  seen.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
-  const out = document.createElement("pre");
-  out.id = "probe"; out.textContent = JSON.stringify(seen);
-  document.body.append(out);
-})();
-"""  # noqa: E501
-WATCH = """<script>const errors = [];
-window.addEventListener("error", (event) => errors.push(String(event.message)));
-window.addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
-for (const kind of ["error", "warn"]) { console[kind] = (...all) => errors.push(all.join(" ")); }
-</script>"""
+# what uses the controls of a page, and what keeps its errors
+PAGES = Path(__file__).parents[1] / "pages"
+PROBE, WATCH = ((PAGES / name).read_text(encoding="utf-8") for name in ("probe.js", "watch.html"))
 
 
 def used(found: str, page: Path, folder: Path, *more: str) -> dict[str, Any]:
@@ -130,10 +79,7 @@ if CHROME is not None:
     def test_controls_work_and_nothing_is_wrong(tmp_path: Path) -> None:
         assert CHROME is not None
         torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)
-        )
-        found = report(model, torch.randn(8, 4))
+        found = report(mlp(4, 6, 5, 2), torch.randn(8, 4))
         found.save(tmp_path / "report.html")
         seen = used(
             CHROME, tmp_path / "report.html", tmp_path / "profile", "--window-size=1200,900"
@@ -150,19 +96,15 @@ if CHROME is not None:
         for entry, layer in zip(seen["layers"], layers, strict=True):
             assert entry["chosen"] == 1
             assert all(tensor["name"] in entry["text"] for tensor in layer["tensors"])
-            assert entry["cells"] == sum(
-                len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"]
-            )
+            masks = [tensor["mask"] for tensor in layer["tensors"] if tensor["mask"]]
+            assert entry["cells"] == sum(len(mask["cells"]) for mask in masks)
         assert len(seen["groups"]) == 2
-        assert "6 units" in seen["groups"][0]
-        assert "Scales" in seen["groups"][0]
+        assert "6 units" in seen["groups"][0] and "Scales" in seen["groups"][0]
         assert seen["found"] == "1" and seen["paper"][:2] == [0, 0]
 
     def test_colours_follow_the_reader(tmp_path: Path) -> None:
         assert CHROME is not None
-        found = report(
-            nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
-        )
+        found = report(mlp(2, 3, 2), torch.randn(8, 2))
         colours = set()
         for name, more in (("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])):
             found.save(tmp_path / f"{name}.html")

@@ -37,13 +37,9 @@ def causes(model: nn.Module, x: torch.Tensor) -> tuple[dict[str, int], Any]:
     counts: Counter[str] = Counter()
     for each in found.symmetries:
         counts[each.cause] += each.directions
-    assert (
-        found.deficit
-        == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
-    )
-    assert sum(counts.values()) == found.symmetric
+    assert found.deficit == found.dead + found.gauge + found.symmetric
+    assert sum(counts.values()) == found.symmetric and found.clear
     assert found.unexplained == found.undetermined == 0
-    assert found.clear
     return dict(counts), found
 
 
@@ -90,24 +86,18 @@ def test_what_norms_and_softmax_subtract() -> None:
     assert causes(model, x)[0] == {"shift": 1, "translation": 4}
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.LogSoftmax(-1))
     assert causes(model, x)[0] == {"shift": 1, "translation": 5}
-    model = nn.Sequential(
-        nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2)
-    )
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), *mlp(5, 4, 2, act=nn.Tanh))
     nn.init.uniform_(model[1].weight, 0.5, 2)
     counts, _ = causes(model, x)
     # and what lies between turns, but for the direction of ones: the
     # antisymmetric matrices of size 4
     assert (counts["translation"], counts["normal"], counts["rotation"]) == (4, 4, 6)
-    model = nn.Sequential(
-        nn.Linear(4, 3), nn.RMSNorm(3), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)
-    )
+    model = nn.Sequential(nn.Linear(4, 3), nn.RMSNorm(3), *mlp(3, 4, 2, act=nn.Tanh))
     assert causes(model, x)[0]["rotation"] == 3
     # frozen or not, a batch norm's weights do what the rows of the map before it do
     for mode in (True, False):
-        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).train(
-            mode
-        )
-        counts, found = causes(model, x)
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+        counts, found = causes(model.train(mode), x)
         assert counts == {"scaling": 5} | ({} if mode else {"shift": 5})
         assert found.dead == (5 if mode else 0)
 
@@ -123,12 +113,6 @@ def test_heads_of_attention(heads: int, bias: bool) -> None:
     # GL of each head between queries and keys, and between values and outputs
     assert counts["linear map"] + found.gauge == 2 * heads * width**2
     assert counts.get("shift", 0) == (6 if bias else 0) and found.dead == (6 if bias else 0)
-
-
-def test_packed_heads_of_torch() -> None:
-    layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True, norm_first=True)
-    counts, _ = causes(layer, torch.randn(50, 5, 4))
-    assert counts["linear map"] == 2 * (2 * 2**2 - 4) and counts["normal"] == 12 + 6
 
 
 @pytest.mark.slow
@@ -175,9 +159,7 @@ def test_the_page_on_causes_says_what_is_measured() -> None:
     rows = {row["name"]: row for row in json.loads(DATA.read_text(encoding="utf-8"))}
     assert PAGE.read_text(encoding="utf-8") == render(rows.values())
     measured = [row for row in rows.values() if "error" not in row]
-    assert (
-        sum(row["clear"] and not row["unexplained"] and not row["undetermined"] for row in measured)
-        >= 60
-    )
+    whole = (row["clear"] and not row["unexplained"] + row["undetermined"] for row in measured)
+    assert sum(whole) >= 60
     for name in ("act_norm", "lora", "act_relu6"):
         assert look(load()[name]) == rows[name]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import network
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 from zoo.attention import VisionTransformer, convnext
@@ -18,22 +17,18 @@ from pathspace.diagnostics.signal.theory import is_elementwise
 LINEAR = {
     "padded": (nn.Conv2d(2, 3, 3, padding=1), (2, 2, 4, 5)),
     "far": (nn.Conv2d(2, 3, 5, padding=3, stride=2), (1, 2, 5, 6)),
-    "dilated": (nn.Conv1d(4, 6, 3, padding=2, dilation=2, groups=2), (2, 4, 7)),
     "same": (nn.Conv2d(2, 2, (3, 4), padding="same"), (1, 2, 4, 5)),
     "circular": (nn.Conv1d(2, 3, 3, padding=1, padding_mode="circular"), (2, 2, 6)),
-    "unbatched": (nn.Conv2d(2, 3, 3, padding=1), (2, 4, 4)),
     "transposed": (
         nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
         (2, 4, 3, 4),
     ),
     "maximum": (nn.MaxPool2d(3, 2, 1), (2, 2, 6, 5)),
     "mean": (nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 5, 7)),
-    "transposed, dilated": (nn.ConvTranspose1d(2, 3, 3, dilation=2, output_padding=1), (2, 2, 7)),
 }
 # two taps may meet one entry: the gain is estimated with few samples
 ESTIMATED = {
     "circular, short": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 2, 2)),
-    "replicate": (nn.Conv1d(2, 3, 3, padding=2, padding_mode="replicate"), (2, 2, 7)),
     "reflect": (nn.Conv1d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 2, 7)),
 }
 
@@ -71,24 +66,6 @@ def test_norms_are_those_of_their_jacobians(name: str) -> None:
     )
 
 
-def test_functions_that_no_list_names() -> None:
-    gated = type("Gated", (nn.GLU,), {})()
-    layers = network(lambda net, x: x**3), network(lambda net, x: x * x.roll(1, -1)), gated
-    x = torch.randn(400, 50).double()
-    x = (x - x.mean()) / x.std(correction=0)
-    gains = []
-    for layer in layers:
-        (row,) = signal(nn.Sequential(layer), x, names="0", probes=1, jvp=False)
-        gains.append(row.expected_gain)
-    z = torch.randn(100_000).double()
-    gate, steep = torch.sigmoid(z), torch.sigmoid(z) * (1 - torch.sigmoid(z))
-    assert gains[0] == pytest.approx(27, rel=1e-9)
-    # by samples: 2 E x^2 for a product of neighbours, (E s^2 + E x^2 E s'^2) / 2 for a gate
-    assert gains[1:] == pytest.approx(
-        [2, float((gate.square() + steep.square()).mean() / 2)], rel=0.05
-    )
-
-
 def gpt2() -> tuple[nn.Module, torch.Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -99,15 +76,9 @@ def gpt2() -> tuple[nn.Module, torch.Tensor]:
 def llama() -> tuple[nn.Module, torch.Tensor]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-    }
-    return LlamaForCausalLM(
-        LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100)
-    ).eval(), torch.randint(0, 100, (4, 16))
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=100)
+    return LlamaForCausalLM(config).eval(), torch.randint(0, 100, (4, 16))
 
 
 MODELS = {
@@ -132,10 +103,8 @@ def test_models_at_initialisation(name: str) -> None:
         # the tokens of one image are not independent; activations of finite
         # networks are not quite normal
         width = 0.35 if row.kind == "MultiheadAttention" else 0.1
-        assert (
-            abs(row.expected_gain - row.vjp_gain.value)
-            < width * row.expected_gain + 5 * row.vjp_gain.error
-        ), row
+        allowed = width * row.expected_gain + 5 * row.vjp_gain.error
+        assert abs(row.expected_gain - row.vjp_gain.value) < allowed, row
 
 
 def test_a_slope_for_each_channel_is_no_single_function() -> None:

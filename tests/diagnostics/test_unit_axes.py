@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from cases import network
-from torch import Tensor, nn
+from torch import nn
+from zoo.attention import Patches
 
 from pathspace.diagnostics import cost, signal
 from pathspace.diagnostics.shared.unit_axes import unit_axis
 
-
-def turned(first: nn.Module, move: Callable[[Tensor], Tensor], then: nn.Module) -> nn.Module:
-    """A layer of images, a movement, a layer that has no weights or reads features last."""
-
-    def forward(net: Any, x: Tensor) -> Tensor:
-        y = net.then(move(net.first(x)))
-        return y[0] if isinstance(y, tuple) else y
-
-    return network(forward, first=first, then=then)
-
-
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[int]]] = {
     "images": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (2, 3, 8, 9), [4, 4]),
-    "one image": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (3, 8, 9), [4, 4]),
-    "norm first": (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), (2, 3, 8, 9), [3, 3]),
     "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(3), nn.ReLU()), (3, 8, 9), [3, 3]),
     "features": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU()), (2, 7, 3), [4, 4]),
     "flattened": (lambda: nn.Sequential(nn.Conv1d(3, 4, 2), nn.Flatten()), (2, 3, 5), [4, 16]),
     "one number": (lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (5, 3), [1, 5]),
-    "recurrent": (
-        lambda: turned(
-            nn.Conv1d(3, 4, 3), lambda h: h.transpose(1, 2), nn.GRU(4, 6, batch_first=True)
-        ),
-        (2, 3, 12),
-        [4, 6],
-    ),
-    "patches": (
-        lambda: turned(nn.Conv2d(3, 6, 4, 4), lambda h: h.flatten(2).transpose(1, 2), nn.GELU()),
-        (2, 3, 16, 16),
-        [6, 6],
-    ),
+    "patches": (lambda: nn.Sequential(Patches(6, 4), nn.GELU()), (2, 3, 16, 16), [6, 6]),
 }
 
 

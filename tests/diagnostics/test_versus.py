@@ -31,18 +31,9 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     found = json.loads(result.output)
     rows = {row["figure"]: (row["first"], row["second"]) for row in found["figures"]}
     assert rows["units"][0] == rows["units"][1] and rows["alarms"] == ("exploding", "none")
-    variance = [
-        {row["layer"]: row["variance"] for row in found[side]["signal"]["rows"]}
-        for side in ("first", "second")
-    ]
-    worst = max(
-        variance[0],
-        key=lambda layer: abs(torch.tensor(variance[0][layer] / variance[1][layer]).log()),
-    )
-    assert found["sentences"][0].startswith(f"The variance of activations differs most at {worst}:")
+    assert found["sentences"][0].startswith("The variance of activations differs most at 1.branch:")
     page = (tmp_path / "r.html").read_text()
-    assert page.count("<svg") >= 4
-    assert "<script" not in page
+    assert page.count("<svg") >= 4 and "<script" not in page
     assert all(s in page for s in found["sentences"])
 
 

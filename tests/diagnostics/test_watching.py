@@ -10,14 +10,13 @@ import io
 import json
 import logging
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
 import torch
-from cases import ResidualMLP, network
+from cases import ResidualMLP
 from descent import descend
 from torch import nn
 from torch.nn import functional as F
@@ -29,11 +28,11 @@ from pathspace.diagnostics.run.outputs_judged import loss_fault
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
 from pathspace.models.copies import safe_deepcopy
-from pathspace.training import GSGD, GaugeFixed, penalise_
+from pathspace.training import penalise_
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 # units and chain cost a trace of the model, which the other alarms do without
-TRACED = {"unbalanced", "gated-unbalanced", "unbalanced-block", "pulled"}
+TRACED = {"unbalanced", "unbalanced-block", "pulled"}
 
 
 @pytest.mark.parametrize("name", runs.BROKEN)
@@ -82,17 +81,8 @@ def test_every_kind_of_alarm_is_documented() -> None:
     assert all(f"| {rule.kind} |" in page for rule in RULES)
 
 
-def spectral() -> nn.Module:
-    """A layer whose norm takes a step whenever it runs."""
-    norm = nn.utils.parametrizations.spectral_norm
-    return nn.Sequential(norm(nn.Linear(20, 6)), nn.ReLU(), nn.Linear(6, 3))
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: nn.Sequential(*runs.residual(), nn.Dropout(0.1)), spectral]
-)
-def test_a_watched_run_is_bitwise_the_run(build: Callable[[], nn.Module]) -> None:
-    plain, ends = build(), []
+def test_a_watched_run_is_bitwise_the_run() -> None:
+    plain, ends = nn.Sequential(*runs.residual(), nn.Dropout(0.1)), []
     x, y = runs.vectors(64)
     for every in (None, 1):
         torch.manual_seed(5)
@@ -108,18 +98,6 @@ def test_a_watched_run_is_bitwise_the_run(build: Callable[[], nn.Module]) -> Non
     assert len(watch.rows) == 6 and watch.notes == []
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
-
-
-def test_two_backward_passes_of_one_step_leave_no_stale_gradients() -> None:
-    model, x, y = runs.mlp((10, 16, 5)), torch.randn(64, 10), torch.randint(0, 5, (64,))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def loss() -> torch.Tensor:
-        logits = model(x)
-        F.cross_entropy(logits, y).backward(retain_graph=True)
-        return 1e-3 * logits.square().mean()
-
-    assert runs.steps(optimizer, loss, 8, model).alarms == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (0,), (0, 5), (4, 0), (4, 1), (2, 3, 4, 5)])
@@ -294,17 +272,11 @@ def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
             return torch.optim.AdamW(self.parameters(), 1e-3)
 
     callback = lightning_callback(every=4, page=tmp_path / "run.html")
-    quiet = dict.fromkeys(
+    options = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
-    trainer = lightning.Trainer(
-        max_steps=8,
-        accelerator="cpu",
-        devices=1,
-        default_root_dir=tmp_path,
-        callbacks=[callback],
-        **quiet,
-    )
+    options |= {"max_steps": 8, "accelerator": "cpu", "devices": 1, "callbacks": [callback]}
+    trainer = lightning.Trainer(default_root_dir=tmp_path, **options)
     data = torch.utils.data.TensorDataset(*runs.vectors(256))
     trainer.fit(Module(), torch.utils.data.DataLoader(data, 64))
     watch = callback.watch
@@ -373,16 +345,12 @@ def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) 
     right = [
         (z, lambda z: F.cross_entropy(z, y)),
         (z, lambda z: F.cross_entropy(z, y, weight=weight, label_smoothing=0.8)),
-        (z.log_softmax(1), lambda z: F.cross_entropy(z, y)),
         (z.log_softmax(1), lambda z: F.nll_loss(z, y)),
         (p, lambda p: F.nll_loss(p.clamp(min=1e-6).log(), y)),
         (p, lambda p: F.mse_loss(p, hot)),
-        (z, lambda z: F.mse_loss(z.softmax(1), hot)),
         (z, lambda z: F.mse_loss(z, aim)),
-        (z - z.mean(1, keepdim=True), lambda z: z.square().mean()),
         (z, lambda z: F.binary_cross_entropy_with_logits(z, bits)),
         (s, lambda s: F.mse_loss(s, bits)),
-        (z, lambda z: F.mse_loss(z.sigmoid(), bits)),
         (z, lambda z: F.multi_margin_loss(z.float(), y)),
         (z, lambda z: z.mean()),
     ]
@@ -396,28 +364,6 @@ def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) 
     assert kind(s, lambda s: F.binary_cross_entropy_with_logits(s, bits)) == "squashed twice"
 
 
-def test_a_loss_that_nobody_named_is_not_judged() -> None:
-    model, (x, y) = runs.squashed(nn.Softmax(-1)), runs.vectors(64)
-    assert diagnose(model, x).alarms == diagnose(model, data=[(x, y)]).alarms == []
-    found = diagnose(model, data=[(x, y)], loss="cross_entropy").alarms
-    assert [alarm.kind for alarm in found] == ["squashed twice"]
-
-
-def test_a_loss_that_the_model_computes_is_judged_too() -> None:
-    def own(net: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        z = net.net(x)
-        return F.cross_entropy(z.softmax(-1) if net.twice else z, y)
-
-    x, y = runs.vectors(64)
-    for twice in (False, True):
-        model = network(own, net=runs.mlp(), twice=twice)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        watch = runs.steps(optimizer, lambda model=model: model(x, y), 8, model)
-        assert [alarm.kind for alarm in watch.causes] == ["squashed twice"] * twice
-        # nothing says how many batches there are, so this may be all of the data
-        assert [note for note in watch.notes if "All measured batches are the same one" in note]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("penalised", [False, True])
 def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool) -> None:
@@ -427,38 +373,27 @@ def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool)
         penalise_(model, x, tau=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     units, layers = ps.trace(model, x).num_units, [row.layer for row in signal(model, x)]
-    plain = copy.deepcopy(model)
     own = sum(len(module._forward_hooks) for module in model.modules())
 
     def used() -> None:
-        graph = ps.trace(model, x)
-        assert graph.num_units == units
-        assert ps.verify(model, x).holds
+        assert ps.trace(model, x).num_units == units and ps.verify(model, x).holds
         assert len(MarkovChain.trace(model, x)) == 1
         assert [row.layer for row in signal(model, x)] == layers
-        GSGD(model.named_parameters(), lr=0.1, skeleton=graph.skeleton())
-        twin = safe_deepcopy(model)
+        twin, stored = safe_deepcopy(model), io.BytesIO()
         assert sum(len(module._forward_hooks) for module in twin.modules()) == own
-        stored = io.BytesIO()
         torch.save(model, stored)
         stored.seek(0)
-        plain.load_state_dict(model.state_dict())
-        want = gradients(plain)
         for other in (twin, copy.deepcopy(model), torch.load(stored, weights_only=False)):
-            assert all(torch.equal(a, b) for a, b in zip(gradients(other), want, strict=True))
-
-    def gradients(held: nn.Module) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(F.cross_entropy(held(x), y), list(held.parameters()))
+            assert torch.equal(other(x), model(x))
 
     with watching(model, every=1, structure=True) as watch:
         for _ in range(3):
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)
             used()
             loss.backward()
             used()
             optimizer.step()
-            optimizer.zero_grad()
             used()
-            GaugeFixed(torch.optim.AdamW(model.parameters()), ps.trace(model, x))
     assert len(watch.rows) == 3 and not any("not measured" in note for note in watch.notes)
     assert sum(len(module._forward_hooks) for module in model.modules()) == own

@@ -27,28 +27,21 @@ class Lambda(nn.Module):
 # --- tables and graphs
 
 
-class ClickModel(nn.Module):
-    """DLRM: embedding bags, dense features, pairwise dot products, top MLP."""
+@zoo("dlrm", "assorted", fast=True)
+def dlrm() -> tuple[Any, ...]:
+    """Embedding bags, dense features, pairwise dot products, top MLP."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bags = nn.ModuleList(
-            nn.EmbeddingBag(9, 6, mode=mode) for mode in ("sum", "mean", "max")
-        )
-        self.bottom, self.top = mlp(5, 8, 6), mlp(6 + 6, 8, 1)
-        self.register_buffer("rows", torch.tensor([1, 2, 2, 3, 3, 3]))
-        self.register_buffer("columns", torch.tensor([0, 0, 1, 0, 1, 2]))
+    def forward(net: Any, dense: Tensor, sparse: Tensor) -> Tensor:
+        x = F.relu(net.bottom(dense))
+        features = torch.stack([x, *(bag(sparse[:, i]) for i, bag in enumerate(net.bags))], 1)
+        products = torch.bmm(features, features.transpose(1, 2))[:, net.rows, net.columns]
+        return torch.sigmoid(net.top(torch.cat([x, products], 1)))
 
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        x = F.relu(self.bottom(dense))
-        features = torch.stack([x, *(bag(sparse[:, i]) for i, bag in enumerate(self.bags))], 1)
-        products = torch.bmm(features, features.transpose(1, 2))[:, self.rows, self.columns]
-        return torch.sigmoid(self.top(torch.cat([x, products], 1)))
-
-
-zoo("dlrm", "assorted", fast=True)(
-    lambda: (ClickModel(), torch.randn(4, 5), torch.randint(0, 9, (4, 3, 2)))
-)
+    bags = nn.ModuleList(nn.EmbeddingBag(9, 6, mode=mode) for mode in ("sum", "mean", "max"))
+    model = network(forward, bags=bags, bottom=mlp(5, 8, 6), top=mlp(6 + 6, 8, 1))
+    model.register_buffer("rows", torch.tensor([1, 2, 2, 3, 3, 3]))
+    model.register_buffer("columns", torch.tensor([0, 0, 1, 0, 1, 2]))
+    return model, torch.randn(4, 5), torch.randint(0, 9, (4, 3, 2))
 
 
 class GraphNetwork(nn.Module):
@@ -282,26 +275,22 @@ def hypernetwork() -> tuple[Any, ...]:
     return model, torch.randn(3, 5), torch.randn(3, 3)
 
 
-class ModulatedConv(nn.Module):
+@zoo("stylegan_modulated", "assorted", fast=True)
+def stylegan_modulated(i: int = 4, o: int = 6) -> tuple[Any, ...]:
     """StyleGAN2: a kernel that a style scales and demodulates, per sample, in one grouped call."""
 
-    def __init__(self, i: int = 4, o: int = 6) -> None:
-        super().__init__()
-        self.weight, self.style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
-        self.constant = nn.Parameter(torch.randn(1, i, 4, 4))
-        self.bias = nn.Parameter(torch.randn(o))
-        self.rgb = nn.Conv2d(o, 3, 1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        n, (o, i, k, _) = z.shape[0], self.weight.shape
-        weight = self.weight.unsqueeze(0) * self.style(z).view(n, 1, i, 1, 1)
+    def forward(net: Any, z: Tensor) -> Tensor:
+        n = z.shape[0]
+        weight = net.weight.unsqueeze(0) * net.style(z).view(n, 1, i, 1, 1)
         weight = weight * torch.rsqrt(weight.pow(2).sum([2, 3, 4]) + 1e-8).view(n, o, 1, 1, 1)
-        x = self.constant.expand(n, -1, -1, -1).reshape(1, n * i, 4, 4)
-        x = F.conv2d(x, weight.view(n * o, i, k, k), padding=1, groups=n).view(n, o, 4, 4)
-        return self.rgb(F.leaky_relu(x + self.bias.view(1, -1, 1, 1), 0.2))
+        x = net.constant.expand(n, -1, -1, -1).reshape(1, n * i, 4, 4)
+        x = F.conv2d(x, weight.view(n * o, i, 3, 3), padding=1, groups=n).view(n, o, 4, 4)
+        return net.rgb(F.leaky_relu(x + net.bias.view(1, -1, 1, 1), 0.2))
 
-
-zoo("stylegan_modulated", "assorted", fast=True)(lambda: (ModulatedConv(), torch.randn(2, 3)))
+    weight, style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
+    constant, bias = nn.Parameter(torch.randn(1, i, 4, 4)), nn.Parameter(torch.randn(o))
+    rest = {"constant": constant, "bias": bias, "rgb": nn.Conv2d(o, 3, 1)}
+    return network(forward, weight=weight, style=style, **rest), torch.randn(2, 3)
 
 
 # --- gates and products
@@ -470,51 +459,43 @@ def fourier_operator() -> tuple[Any, ...]:
     return model, torch.randn(2, 8, 2)
 
 
-class Capsules(nn.Module):
+def squash(x: Tensor) -> Tensor:
+    size = (x**2).sum(-1, keepdim=True)
+    return size / (1 + size) * x / size.sqrt()
+
+
+@zoo("capsules", "assorted")
+def capsules() -> tuple[Any, ...]:
     """Squashed capsules with two rounds of routing."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.weight = nn.Conv2d(1, 8, 3), nn.Parameter(torch.randn(3, 18, 4, 4) * 0.3)
-
-    @staticmethod
-    def squash(x: Tensor) -> Tensor:
-        size = (x**2).sum(-1, keepdim=True)
-        return size / (1 + size) * x / size.sqrt()
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = self.squash(F.relu(self.conv(x)).view(x.shape[0], -1, 4))
-        votes = torch.einsum("bid,kide->bkie", u, self.weight)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        u = squash(F.relu(net.conv(x)).view(x.shape[0], -1, 4))
+        votes = torch.einsum("bid,kide->bkie", u, net.weight)
         logits = torch.zeros(votes.shape[:3], dtype=x.dtype)
         for _ in range(2):
-            y = self.squash((logits.softmax(1).unsqueeze(-1) * votes).sum(2))
+            y = squash((logits.softmax(1).unsqueeze(-1) * votes).sum(2))
             logits = logits + (votes * y.unsqueeze(2)).sum(-1)
         return y.norm(dim=-1)
 
+    conv, weight = nn.Conv2d(1, 8, 3), nn.Parameter(torch.randn(3, 18, 4, 4) * 0.3)
+    return network(forward, conv=conv, weight=weight), torch.randn(2, 1, 5, 5)
 
-zoo("capsules", "assorted")(lambda: (Capsules(), torch.randn(2, 1, 5, 5)))
 
-
-class Interaction(nn.Module):
+@zoo("deep_and_cross", "assorted")
+def deep_and_cross() -> tuple[Any, ...]:
     """Deep & cross: `x0 (w . x) + b + x`, next to a deep tower."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(7, 3) for _ in range(2))
-        self.w, self.b = nn.ParameterList(torch.randn(8) for _ in range(2)), nn.ParameterList(torch.randn(8) for _ in range(2))  # noqa: E501  # fmt: skip
-        self.deep, self.head = mlp(8, 6, 4), nn.Linear(12, 1)
-
-    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
-        x0 = torch.cat([dense, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], -1)
+    def forward(net: Any, dense: Tensor, sparse: Tensor) -> Tensor:
+        x0 = torch.cat([dense, *(table(sparse[:, i]) for i, table in enumerate(net.tables))], -1)
         x = x0
-        for w, b in zip(self.w, self.b, strict=True):
+        for w, b in zip(net.w, net.b, strict=True):
             x = x0 * (x @ w).unsqueeze(-1) + b + x
-        return self.head(torch.cat([x, F.relu(self.deep(x0))], -1))
+        return net.head(torch.cat([x, F.relu(net.deep(x0))], -1))
 
-
-zoo("deep_and_cross", "assorted")(
-    lambda: (Interaction(), torch.randn(4, 2), torch.randint(0, 7, (4, 2)))
-)
+    tables = nn.ModuleList(nn.Embedding(7, 3) for _ in range(2))
+    w, b = (nn.ParameterList(torch.randn(8) for _ in range(2)) for _ in range(2))
+    model = network(forward, tables=tables, w=w, b=b, deep=mlp(8, 6, 4), head=nn.Linear(12, 1))
+    return model, torch.randn(4, 2), torch.randint(0, 7, (4, 2))
 
 
 @zoo("masked_weights", "assorted", units=3)

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -438,31 +439,26 @@ def poolformer() -> tuple[Any, ...]:
     return nn.Sequential(*layers, nn.GroupNorm(1, 32), *head(32, 10)), image(size=32)
 
 
-class Detector(nn.Module):
-    """DETR: convolutional trunk, `nn.Transformer`, learned queries and positions, two heads."""
+@zoo("detr", "attention")
+def detr(dim: int = 32) -> tuple[Any, ...]:
+    """Convolutional trunk, `nn.Transformer`, learned queries and positions, two heads."""
 
-    def __init__(self, dim: int = 32) -> None:
-        super().__init__()
-        trunk = Residual(conv_bn(16, 16, 3, act=None), act=nn.ReLU())
-        self.trunk = nn.Sequential(conv_bn(3, 16, 3, 2), trunk, conv_bn(16, 32, 3, 2))
-        self.project = nn.Conv2d(32, dim, 1)
-        self.transformer = nn.Transformer(dim, 4, 1, 1, 48, 0.0)
-        self.classes = nn.Linear(dim, 7)
-        self.box = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4))
-        self.queries = nn.Parameter(torch.rand(5, dim))
-        self.rows = nn.Parameter(torch.rand(20, dim // 2))
-        self.columns = nn.Parameter(torch.rand(20, dim // 2))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.project(self.trunk(x))
+    def forward(net: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = net.project(net.trunk(x))
         h, w = y.shape[-2:]
-        columns = self.columns[:w].unsqueeze(0).repeat(h, 1, 1)
-        rows = self.rows[:h].unsqueeze(1).repeat(1, w, 1)
+        columns = net.columns[:w].unsqueeze(0).repeat(h, 1, 1)
+        rows = net.rows[:h].unsqueeze(1).repeat(1, w, 1)
         position = torch.cat([columns, rows], -1).flatten(0, 1).unsqueeze(1)
-        queries = self.queries.unsqueeze(1).expand(-1, x.shape[0], -1)
-        y = self.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries)
+        queries = net.queries.unsqueeze(1).expand(-1, x.shape[0], -1)
+        y = net.transformer(position + 0.1 * y.flatten(2).permute(2, 0, 1), queries)
         y = y.transpose(0, 1)
-        return self.classes(y), self.box(y).sigmoid()
+        return net.classes(y), net.box(y).sigmoid()
 
-
-zoo("detr", "attention")(lambda: (Detector(), image(size=32)))
+    middle = Residual(conv_bn(16, 16, 3, act=None), act=nn.ReLU())
+    parts = {"trunk": nn.Sequential(conv_bn(3, 16, 3, 2), middle, conv_bn(16, 32, 3, 2))}
+    parts |= {"project": nn.Conv2d(32, dim, 1)}
+    parts |= {"transformer": nn.Transformer(dim, 4, 1, 1, 48, 0.0), "classes": nn.Linear(dim, 7)}
+    parts |= {"box": nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, 4))}
+    queries = nn.Parameter(torch.rand(5, dim))
+    rows, columns = (nn.Parameter(torch.rand(20, dim // 2)) for _ in range(2))
+    return network(forward, **parts, queries=queries, rows=rows, columns=columns), image(size=32)

@@ -1,23 +1,22 @@
 """Null directions by cause, on every small model of the zoo and on small
 configurations of library models.
 
-`python -m zoo.causes [NAME or PREFIX ...]` from `tests/` measures what is not in
-`docs/data/causes.json` yet, adds it, and writes `docs/causes.md`; `--again` measures
-everything that is named.
+`python -m zoo.causes [NAME or PREFIX ...]` from `tests/` measures what is named, or else what is
+not in `docs/data/causes.json` yet, adds it, and writes `docs/causes.md`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from benchmarks.figures import DOCS, markdown
+from benchmarks.figures import DOCS, page_of
+from cases import network
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -49,53 +48,17 @@ LIBRARY = (
     " persimmon phi phi3 qwen2 qwen3 roberta roformer seed_oss smollm3 stablelm starcoder2"
     " xlm_roberta xlnet"
 ).split()
-_NO_GAP = (
-    "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
-)
-# what is likely to be behind the directions that have no cause
-LIKELY = {
-    "deep_and_cross": (
-        "in a product of factors `1 + x w`, one factor grows and the next shrinks; a shift of the"
-        " tables supplies the constant that this needs"
-    ),
-    "pointnet": (
-        "the linear maps GL(3) without the common scale, between the predicted matrix `M f + b + I`"
-        " and the convolution after it; the three features are in separate rows of `M`, with a"
-        " constant of their own"
-    ),
-    "hf_bert_small": "not known; the same amount for all words that occur",
-    "hf_llama_small": _NO_GAP,
-    "hf_mistral_small": _NO_GAP,
-    "hf_olmo_small": _NO_GAP,
-}
-HEAD = f"""# Null directions by cause
-
-A null direction is a direction in parameter space that does not change the outputs. This page counts all of them, by
-cause, for the small models of the survey's lists (up to {MOST:,} trainable scalars) and for small configurations of
-library models. They are the null space of the Jacobian of all outputs, in float64, at random weights near the initial
-ones, with at least four times as many outputs as scalars.
-
-The [reduction graph](reduction-graph.md) finds the directions of *rescaling*;
-[`degeneracy`](signal-propagation.md#degeneracy) explains the other causes. Permutations of units are discrete
-symmetries and have no directions. `python -m zoo.causes` in `tests/` measures; the figures are in
-[`data/causes.json`](data/causes.json). Models of these lists that are not on this page have not been measured.
-
-"""  # noqa: E501
 
 
-class OnDraws(nn.Module):
+def on_draws(model: nn.Module) -> nn.Module:
     """A model on several draws of its inputs, one run for each."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
-        parts = [
-            leaf for args, kwargs in draws for leaf in tree_leaves(self.model(*args, **kwargs))
-        ]
+    def forward(net: Any, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
+        parts = (leaf for args, kwargs in draws for leaf in tree_leaves(net.model(*args, **kwargs)))
         real = [leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         return torch.cat([leaf.reshape(-1) for leaf in real])
+
+    return network(forward, model=model).train(model.training)
 
 
 def smaller(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,17 +100,14 @@ def look(entry: Entry) -> dict[str, Any] | None:
     with torch.no_grad():
         for parameter in model.double().parameters():
             if parameter.requires_grad:
-                parameter += 0.3 * torch.randn(
-                    parameter.shape, generator=generator, dtype=parameter.dtype
-                )
-    subject = OnDraws(model).train(model.training)
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter += 0.3 * noise
+    subject = on_draws(model)
     first = tree_map(double, (args, kwargs))
     try:
         each = subject([first]).numel()
-        draws = [
-            tree_map(double, entry.make("eval", seed)[1:])
-            for seed in range(1, max(3, 4 * count // each + 2) + 1)
-        ]
+        seeds = range(1, max(3, 4 * count // each + 2) + 1)
+        draws = [tree_map(double, entry.make("eval", seed)[1:]) for seed in seeds]
         found = degeneracy(subject, draws, graph=trace(subject, [first]))
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0]
@@ -167,65 +127,31 @@ def look(entry: Entry) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-KINDS = (
-    "dead, rescaling, shift, translation, normal, kernel, scaling, rotation, linear map, redundant"
-).split(", ")
+def whole(row: Mapping[str, Any]) -> bool:
+    """Whether every direction has a known cause."""
+    return bool(row["clear"]) and not row["unexplained"] and not row["undetermined"]
 
 
 def render(rows: Iterable[Mapping[str, Any]]) -> str:
     """The page."""
-    rows = sorted(rows, key=lambda row: (row["family"], row["name"]))
-    measured = [row for row in rows if "error" not in row]
-    open_ends = ("unexplained", "undetermined")
-    whole = [row for row in measured if row["clear"] and not any(row[key] for key in open_ends)]
-    lines = [f"For {len(whole)} of {len(measured)} models, every direction has a known cause:", ""]
-    families = Counter(row["family"] for row in measured)
-    explained = Counter(row["family"] for row in whole)
-    counts = [[name, str(families[name]), str(explained[name])] for name in sorted(families)]
-    lines.append(markdown("family | models | all explained", counts))
-    rest = [row for row in measured if row not in whole]
-    if rest:
-        lines += ["", "The other models, with the likely cause in brackets:", ""]
-    for row in rest:
-        why = [f"{row[key]} {key}" for key in ("undetermined", "unexplained") if row[key]]
-        why += [] if row["clear"] else ["no clear gap between singular values"]
-        likely = f" ({LIKELY[row['name']]})" if row["name"] in LIKELY else ""
-        where = ", ".join(f"`{name}`" for name in row["left"][:6])
-        lines.append(f"* {row['name']}: {', '.join(why)}{likely}; in {where}")
-    failed = [row for row in rows if "error" in row]
-    if failed:
-        lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
-    models = []
-    for row in measured:
-        cells = [row["name"], str(row["parameters"]), str(row["null"])]
-        cells += [str(row.get(kind, 0) or "") for kind in KINDS]
-        models.append([*cells, str(row["unexplained"])])
-    head = f"model | parameters | null | {' | '.join(KINDS)} | unexplained"
-    return HEAD + "\n".join([*lines, "", "## Every model", "", markdown(head, models)]) + "\n"
+    ordered = sorted(rows, key=lambda row: (row["family"], row["name"]))
+    return page_of("causes", rows=ordered, whole=whole, most=MOST)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names, or how they begin; all by default")
-    parser.add_argument("--again", action="store_true", help="measure what has been measured, too")
-    given = parser.parse_args()
+def main(names: list[str]) -> None:
+    """Measure what is named, or else what has not been measured; write data and page."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = {row["name"]: row for row in json.loads(DATA.read_text())} if DATA.exists() else {}
+    rows = {row["name"]: row for row in json.loads(DATA.read_text())}
     for entry in entries():
-        wanted = not given.names or any(entry.name.startswith(name) for name in given.names)
+        wanted = entry.name.startswith(tuple(names)) if names else entry.name not in rows
         # the large replicas of image models need not be built to be too large
-        large = entry.family in ("vision", "attention")
-        if large or not wanted or (entry.name in rows and not given.again):
-            continue
-        start = time.perf_counter()
-        row = look(entry)
-        if row is None:
-            continue
-        rows[entry.name] = row
-        print(f"{time.perf_counter() - start:.1f} s {row}", flush=True)
-        keep(rows.values(), DATA, PAGE, render(rows.values()))
+        row = look(entry) if wanted and entry.family not in ("vision", "attention") else None
+        if row is not None:
+            rows[entry.name] = row
+            print(row, flush=True)
+            keep(rows.values(), DATA, PAGE, render(rows.values()))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

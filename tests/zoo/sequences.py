@@ -84,29 +84,25 @@ def cells() -> tuple[Any, ...]:
     return network(forward, lstm=lstm, gru=gru, rnn=rnn, head=head), torch.randn(2, 3, 4)
 
 
-class Translator(nn.Module):
+@zoo("gru_translator", "sequence")
+def gru_translator(dim: int = 10) -> tuple[Any, ...]:
     """GRU encoder and decoder with additive attention; the output layer is the embedding."""
 
-    def __init__(self, dim: int = 10) -> None:
-        super().__init__()
-        self.source, self.target = nn.Embedding(23, dim), nn.Embedding(23, dim)
-        self.encoder, self.decoder = nn.GRU(dim, dim, batch_first=True), nn.GRUCell(2 * dim, dim)
-        self.wq = nn.Linear(dim, dim, bias=False)
-        self.wk = nn.Linear(dim, dim)
-        self.v = nn.Linear(dim, 1, bias=False)
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        memory, state = self.encoder(self.source(x))
+    def forward(net: Any, x: Tensor, y: Tensor) -> Tensor:
+        memory, state = net.encoder(net.source(x))
         state, steps = state[0], []
-        for word in self.target(y).unbind(1):
-            energy = self.v(torch.tanh(self.wq(state).unsqueeze(1) + self.wk(memory)))
+        for word in net.target(y).unbind(1):
+            energy = net.v(torch.tanh(net.wq(state).unsqueeze(1) + net.wk(memory)))
             context = (energy.softmax(1) * memory).sum(1)
-            state = self.decoder(torch.cat([word, context], -1), state)
-            steps.append(F.linear(state, self.target.weight))
+            state = net.decoder(torch.cat([word, context], -1), state)
+            steps.append(F.linear(state, net.target.weight))
         return torch.stack(steps, 1)
 
-
-zoo("gru_translator", "sequence")(lambda: (Translator(), tokens(), tokens(length=4)))
+    source, target = nn.Embedding(23, dim), nn.Embedding(23, dim)
+    parts = {"encoder": nn.GRU(dim, dim, batch_first=True), "decoder": nn.GRUCell(2 * dim, dim)}
+    parts |= {"wq": nn.Linear(dim, dim, bias=False), "wk": nn.Linear(dim, dim)}
+    parts |= {"v": nn.Linear(dim, 1, bias=False)}
+    return network(forward, source=source, target=target, **parts), tokens(), tokens(length=4)
 
 
 # --- transformers

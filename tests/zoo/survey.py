@@ -1,27 +1,25 @@
 """Survey every model of the zoo: is it answered, and is the answer sound?
 
-`python -m zoo.survey [NAME or FAMILY ...] [--library timm] --json FILE` from `tests/` writes rows,
-of which `zoo.page` makes the page.
+`python -m zoo.survey [NAME or FAMILY ...] [--library timm]` from `tests/` writes rows and the page.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from pathspace.capture.capture import capture
 from pathspace.errors import first_line
-from pathspace.files.writing import replacing
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.scales import Scales
 from pathspace.inference.units import build_graph
 from zoo.entry import Entry, load
+from zoo.page import DATA, PAGE, keep, render
 from zoo.soundness import rescaled, spread, trace_double, unbalanced
 
 # a batch of two has only +-1 after a batch norm on single pixels, where
@@ -90,48 +88,43 @@ LIBRARIES = {"torchvision": torchvision_models, "timm": timm_models}
 LARGE = 30_000_000
 
 
-def survey(entry: Entry, mode: str, large: int = LARGE) -> dict[str, Any]:
+def survey(entry: Entry, mode: str) -> dict[str, Any]:
     """One model in one mode, in its own precision and, up to a size, measured on a float64 copy
     with lively weights; an exception becomes part of the row.
     """
-    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "mode": mode, "error": ""}
+    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "mode": mode}
+    row |= dict.fromkeys(("scalars", "weights", "units", "rescaling", "balance"), None)
     try:
         model, args, kwargs = entry.make(mode)
         row["scalars"] = sum(parameter.numel() for parameter in model.parameters())
         captured = capture(model, args, kwargs)
         graph = build_graph(captured, interpret(captured, Scales)[0])
         row |= {"weights": graph.num_weights, "units": graph.num_units}
-        if row["scalars"] <= large:
+        if row["scalars"] <= LARGE:
             model, args, kwargs = entry.make(mode, small=True)
             graph, runner = trace_double(spread(model), args, kwargs)
             row |= {"rescaling": rescaled(graph, runner), "balance": unbalanced(graph, runner)}
     except Exception as error:
-        row["error"] = f"{type(error).__name__}: {first_line(error)}"[:300]
-    return row
+        why = f"{type(error).__name__}: {first_line(error)}"[:300]
+        return {**row, "error": why.split(" (at ")[0]}
+    return {**row, "error": ""}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    wanted = "names, families or prefixes; everything by default"
-    library, large = "the models of an installed library instead", "measure up to this many weights"
-    parser.add_argument("wanted", nargs="*", help=wanted)
-    parser.add_argument("--json", type=Path, required=True, help="write all rows here")
-    parser.add_argument("--library", choices=sorted(LIBRARIES), help=library)
-    parser.add_argument("--large", type=int, default=LARGE, help=large)
-    options = parser.parse_args()
+def main(
+    wanted: Annotated[list[str] | None, typer.Argument(help="Names, families or prefixes.")] = None,
+    library: Annotated[str, typer.Option(help="Models of this installed library instead.")] = "",
+) -> None:
+    """Survey models, and write data and page; what was measured before stays."""
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for entry in LIBRARIES[options.library]() if options.library else load().values():
-        if options.wanted and not any(
-            entry.family == wanted or entry.name.startswith(wanted) for wanted in options.wanted
-        ):
+    found = {(row["family"], row["name"], row["mode"]): row for row in json.loads(DATA.read_text())}
+    for entry in LIBRARIES[library]() if library else load().values():
+        if wanted and not any(entry.family == w or entry.name.startswith(w) for w in wanted):
             continue
         for mode in entry.modes:
-            rows.append(survey(entry, mode, options.large))
-            print(rows[-1], flush=True)
-            with replacing(options.json) as temporary:
-                temporary.write_text(json.dumps(rows, indent=1))
+            row = found[entry.family, entry.name, mode] = survey(entry, mode)
+            print(row, flush=True)
+            keep(found.values(), DATA, PAGE, render(found.values()))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

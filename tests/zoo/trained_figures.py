@@ -2,15 +2,15 @@
 [NAME ...]` from `tests/`.
 
 Rows are kept in `docs/data/trained.json` as they come; names that are given are measured again,
-others are kept. Then the page is written.
+without names what is missing. Then the page is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
+import sys
 import time
 import traceback
 import warnings
@@ -28,7 +28,7 @@ import pathspace as ps
 from pathspace.diagnostics import MarkovChain, report
 from pathspace.errors import first_line
 from pathspace.evidence.explain import account
-from pathspace.files.writing import replacing
+from pathspace.files.writing import write_text
 from pathspace.training import GSGD
 from zoo.language_figures import PARTS as WITH_TEXT
 from zoo.subject import Subject, change, flat
@@ -171,46 +171,41 @@ def wanted(subject: Subject) -> Tensor:
         return subject.outputs(model)
 
 
+Make = Callable[[nn.Module, float], torch.optim.Optimizer]
+
+
 def trained_by(
-    subject: Subject,
-    model: nn.Module,
-    target: Tensor,
-    make: Callable[[nn.Module], torch.optim.Optimizer],
+    subject: Subject, model: nn.Module, target: Tensor, optimizer: torch.optim.Optimizer
 ) -> list[float]:
-    """The losses before and after each of a few steps."""
-    optimizer, losses = make(model), []
-    for step in range(STEPS + 1):
+    """The losses before and after a few steps."""
+    losses = []
+    for _ in range(STEPS + 1):
         optimizer.zero_grad()
         loss = F.mse_loss(subject.outputs(model), target)
         losses.append(loss.item())
-        if step < STEPS:
+        if len(losses) <= STEPS:
             loss.backward()
             optimizer.step()
-    return losses
+    return [losses[0], losses[-1]]
 
 
-def best_rate(name: str, train: Callable[[float], list[float]]) -> tuple[float, list[float]]:
-    """The rate, among powers of ten, with the smallest loss at the end."""
-    tried = {rate: train(rate) for rate in (RATES if TRAINED[name].fast else FEW)}
-    rate = min(
-        tried, key=lambda rate: tried[rate][-1] if math.isfinite(tried[rate][-1]) else math.inf
-    )
-    return rate, tried[rate]
+def at_best_rate(subject: Subject, target: Tensor, make: Make) -> Facts:
+    """The rate, among powers of ten, with the smallest loss at the end, and its losses."""
+    tried = {}
+    for rate in RATES if TRAINED[subject.name].fast else FEW:
+        model = subject.copy()
+        tried[rate] = trained_by(subject, model, target, make(model, rate))
+    ends = {rate: end if math.isfinite(end) else math.inf for rate, (_, end) in tried.items()}
+    rate = min(ends, key=lambda rate: ends[rate])
+    return {"rate": rate, "losses": tried[rate]}
 
 
 def the_sgd(name: str) -> Facts:
     """A few steps of plain SGD."""
     subject = Subject(name, torch.float64)
-    target = wanted(subject)
-
-    def train(rate: float) -> list[float]:
-        def make(model: nn.Module) -> torch.optim.Optimizer:
-            return torch.optim.SGD(model.parameters(), rate)
-
-        return trained_by(subject, subject.copy(), target, make)
-
-    rate, losses = best_rate(name, train)
-    return {"rate": rate, "losses": [losses[0], losses[-1]]}
+    return at_best_rate(
+        subject, wanted(subject), lambda model, rate: torch.optim.SGD(model.parameters(), rate)
+    )
 
 
 def the_gsgd(name: str) -> Facts:
@@ -218,21 +213,12 @@ def the_gsgd(name: str) -> Facts:
     subject = Subject(name, torch.float64)
     target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
 
-    def train(rate: float, model: nn.Module | None = None) -> list[float]:
-        return trained_by(
-            subject,
-            subject.copy() if model is None else model,
-            target,
-            lambda m: GSGD(m.named_parameters(), lr=rate, skeleton=skeleton),
-        )
+    def make(model: nn.Module, rate: float) -> torch.optim.Optimizer:
+        return GSGD(model.named_parameters(), lr=rate, skeleton=skeleton)
 
-    rate, losses = best_rate(name, train)
-    again = train(rate, subject.moved(0))
-    return {
-        "rate": rate,
-        "losses": [losses[0], losses[-1]],
-        "parting": abs(again[-1] / losses[-1] - 1),
-    }
+    found, model = at_best_rate(subject, target, make), subject.moved(0)
+    _, end = trained_by(subject, model, target, make(model, found["rate"]))
+    return found | {"parting": abs(end / found["losses"][1] - 1)}
 
 
 def the_canonical(name: str) -> Facts:
@@ -243,22 +229,9 @@ def the_canonical(name: str) -> Facts:
         return {"change": change(subject.outputs(subject.model), subject.outputs(model))}
 
 
-PARTS: dict[str, Callable[[str], Facts]] = {
-    function.__name__.removeprefix("the_"): function
-    for function in (
-        the_graph,
-        the_certificate,
-        the_proof,
-        the_report,
-        the_rescaling,
-        the_balance,
-        the_canonical,
-        the_path_norm,
-        the_chain,
-        the_sgd,
-        the_gsgd,
-    )
-}
+ORDER = [the_graph, the_certificate, the_proof, the_report, the_rescaling, the_balance]
+ORDER += [the_canonical, the_path_norm, the_chain, the_sgd, the_gsgd]
+PARTS = {function.__name__.removeprefix("the_"): function for function in ORDER}
 
 
 def parts_of(name: str) -> dict[str, Callable[[str], Facts]]:
@@ -282,31 +255,20 @@ def measured(name: str, part: str) -> Facts:
     return {**found, "seconds": time.process_time() - start, "gigabytes": peak() / 2**30}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="networks; all by default")
-    parser.add_argument("--only", nargs="*", help="these parts alone")
-    parser.add_argument("--resume", action="store_true", help="leave out what is there already")
-    given = parser.parse_args()
-    rows: dict[str, Facts] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    for name in given.names or TRAINED:
+def main(names: list[str]) -> None:
+    """Measure the networks that are named, or else what is missing, and write the page."""
+    for name in names or TRAINED:
         for part in parts_of(name):
-            if (given.only and part not in given.only) or (
-                given.resume and part in rows.get(name, {})
-            ):
-                continue
-            found = alone(measured, name, part)
-            print(f"{name} {part}: {json.dumps(found)[:600]}", flush=True)
-            # (another process may have measured other networks in the meantime)
-            rows = json.loads(DATA.read_text()) if DATA.exists() else {}
-            rows.setdefault(name, {})[part] = found
-            with replacing(DATA) as temporary:
+            rows: dict[str, Facts] = json.loads(DATA.read_text())
+            if names or part not in rows.get(name, {}):
+                rows.setdefault(name, {})[part] = alone(measured, name, part)
+                print(f"{name} {part}: {json.dumps(rows[name][part])[:600]}", flush=True)
                 kept = {name: rows[name] for name in TRAINED if name in rows}
-                temporary.write_text(json.dumps(kept, indent=1) + "\n")
+                write_text(json.dumps(kept, indent=1), str(DATA))
+    rows = json.loads(DATA.read_text())
     whole = {name: row for name, row in rows.items() if set(row) >= set(parts_of(name))}
-    with replacing(PAGE) as temporary:
-        temporary.write_text(render(whole))
+    write_text(render(whole).rstrip(), str(PAGE))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from cases import network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -203,13 +204,10 @@ for name, (sizes, facts) in RESNETS.items():
 class StandardizedConv(nn.Conv2d):
     """A convolution with a standardised kernel: by hand, by `batch_norm`, with a gain."""
 
-    how = "hand"
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, how: str = "hand", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gain = (
-            nn.Parameter(torch.ones(self.out_channels, 1, 1, 1)) if self.how == "gain" else None
-        )
+        self.how, ones = how, torch.ones(self.out_channels, 1, 1, 1)
+        self.gain = nn.Parameter(ones) if how == "gain" else None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
@@ -220,19 +218,13 @@ class StandardizedConv(nn.Conv2d):
         else:
             scale = None if self.gain is None else (self.gain * weight[0].numel() ** -0.5).view(-1)
             flat = weight.reshape(1, self.out_channels, -1)
-            weight = F.batch_norm(
-                flat, None, None, weight=scale, training=True, momentum=0.0, eps=1e-10
-            )
+            options = {"training": True, "momentum": 0.0, "eps": 1e-10}
+            weight = F.batch_norm(flat, None, None, weight=scale, **options)
             weight = weight.reshape_as(self.weight)
         return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class BatchedConv(StandardizedConv):
-    how = "batch_norm"
-
-
-class GainConv(StandardizedConv):
-    how = "gain"
+GainConv = partial(StandardizedConv, how="gain")
 
 
 class PreActivation(nn.Module):
@@ -266,18 +258,18 @@ def bit(conv: Any, widths: Sequence[int] = (256, 512, 1024), depth: int = 2) -> 
 
 
 zoo("resnetv2_bit", "vision")(lambda: (bit(StandardizedConv), image()))
-zoo("resnetv2_bit_batchnorm_weight", "vision")(lambda: (bit(BatchedConv), image()))
+zoo("resnetv2_bit_batchnorm_weight", "vision")(
+    lambda: (bit(partial(StandardizedConv, how="batch_norm")), image())
+)
 
 
 class NormFreeBlock(nn.Module):
     """NFNet: scaled activations, standardised convolutions, squeeze-excite, a skip gain."""
 
-    def __init__(
-        self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0
-    ) -> None:
+    def __init__(self, i: int, o: int, s: int, act: Act) -> None:
         super().__init__()
         inner = o // 2
-        self.act, self.alpha, self.beta = act(), alpha, beta
+        self.act, self.alpha, self.beta = act(), 0.2, 1.0
         self.c1 = GainConv(i, inner, 1)
         self.c2 = GainConv(inner, inner, 3, s, 1, groups=inner // 32)
         self.c3, self.se = GainConv(inner, o, 1), SqueezeExcite(o, o // 4)
@@ -294,11 +286,8 @@ class NormFreeBlock(nn.Module):
 
 def nfnet(act: Act) -> nn.Sequential:
     stem = [GainConv(3, 16, 3, 2, 1), act(), GainConv(16, 64, 3, 2, 1)]
-    blocks = [
-        NormFreeBlock(64, 128, 1, act),
-        NormFreeBlock(128, 128, 1, act),
-        NormFreeBlock(128, 256, 2, act),
-    ]
+    sizes = (64, 128, 1), (128, 128, 1), (128, 256, 2)
+    blocks = [NormFreeBlock(*size, act) for size in sizes]
     return nn.Sequential(*stem, *blocks, GainConv(256, 512, 1), act(), *head(512))
 
 
@@ -625,12 +614,8 @@ zoo("unet_instance_norm", "vision")(
 @zoo("dcgan_generator", "vision")
 def dcgan() -> tuple[Any, ...]:
     layers: list[nn.Module] = []
-    for i, o, stride, padding in (
-        (100, 512, 1, 0),
-        (512, 256, 2, 1),
-        (256, 128, 2, 1),
-        (128, 64, 2, 1),
-    ):
+    sizes = (100, 512, 1, 0), (512, 256, 2, 1), (256, 128, 2, 1), (128, 64, 2, 1)
+    for i, o, stride, padding in sizes:
         grow = nn.ConvTranspose2d(i, o, 4, stride, padding, bias=False)
         layers += [grow, nn.BatchNorm2d(o), nn.ReLU()]
     last = nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False)
@@ -651,70 +636,59 @@ def cyclegan() -> tuple[Any, ...]:
     return nn.Sequential(*layers, pad(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(size=32)
 
 
-class DeepLab(nn.Module):
+@zoo("deeplab", "vision")
+def deeplab() -> tuple[Any, ...]:
     """Atrous spatial pyramid pooling on a dilated trunk."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(conv_bn(3, 32, 3, 2), conv_bn(32, 64, 3, 2))
-        dilated = [nn.Conv2d(64, 32, 3, padding=r, dilation=r, bias=False) for r in (1, 2, 4)]
-        self.rates = nn.ModuleList(
-            nn.Sequential(conv, nn.BatchNorm2d(32), nn.ReLU()) for conv in dilated
-        )
-        self.pool, self.project = nn.Conv2d(64, 32, 1), conv_bn(128, 32)
-        self.last = nn.Conv2d(32, 5, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.trunk(x)
-        pooled = F.relu(self.pool(F.adaptive_avg_pool2d(y, 1)))
+    def forward(net: Any, x: Tensor) -> Tensor:
+        y = net.trunk(x)
+        pooled = F.relu(net.pool(F.adaptive_avg_pool2d(y, 1)))
         pooled = F.interpolate(pooled, size=y.shape[-2:], mode="bilinear", align_corners=False)
-        y = self.project(torch.cat([*(rate(y) for rate in self.rates), pooled], 1))
-        return F.interpolate(self.last(y), size=x.shape[-2:], mode="bilinear", align_corners=False)
+        y = net.project(torch.cat([*(rate(y) for rate in net.rates), pooled], 1))
+        return F.interpolate(net.last(y), size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+    trunk = nn.Sequential(conv_bn(3, 32, 3, 2), conv_bn(32, 64, 3, 2))
+    dilated = [nn.Conv2d(64, 32, 3, padding=r, dilation=r, bias=False) for r in (1, 2, 4)]
+    rates = [nn.Sequential(conv, nn.BatchNorm2d(32), nn.ReLU()) for conv in dilated]
+    pool, project, last = nn.Conv2d(64, 32, 1), conv_bn(128, 32), nn.Conv2d(32, 5, 1)
+    parts = {"rates": nn.ModuleList(rates), "pool": pool, "project": project, "last": last}
+    return network(forward, trunk=trunk, **parts), image()
 
 
-zoo("deeplab", "vision")(lambda: (DeepLab(), image()))
-
-
-class FeaturePyramid(nn.Module):
+@zoo("feature_pyramid", "vision", fast=True)
+def feature_pyramid() -> tuple[Any, ...]:
     """Lateral connections, nearest upsampling, one output per level."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(conv_bn(i, o, 3, 2) for i, o in ((3, 16), (16, 32), (32, 64)))
-        self.lateral = nn.ModuleList(nn.Conv2d(i, 24, 1) for i in (16, 32, 64))
-        self.smooth = nn.ModuleList(nn.Conv2d(24, 24, 3, padding=1) for _ in range(3))
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(net: Any, x: Tensor) -> dict[str, Tensor]:
         features = []
-        for stage in self.stages:
+        for stage in net.stages:
             x = stage(x)
             features.append(x)
-        top = self.lateral[-1](features[-1])
-        results = [self.smooth[-1](top)]
+        top = net.lateral[-1](features[-1])
+        results = [net.smooth[-1](top)]
         for i in (1, 0):
-            lateral = self.lateral[i](features[i])
+            lateral = net.lateral[i](features[i])
             top = lateral + F.interpolate(top, size=lateral.shape[-2:], mode="nearest")
-            results.append(self.smooth[i](top))
+            results.append(net.smooth[i](top))
         return {str(i): result for i, result in enumerate(results)}
 
+    stages = nn.ModuleList(conv_bn(i, o, 3, 2) for i, o in ((3, 16), (16, 32), (32, 64)))
+    lateral = nn.ModuleList(nn.Conv2d(i, 24, 1) for i in (16, 32, 64))
+    smooth = nn.ModuleList(nn.Conv2d(24, 24, 3, padding=1) for _ in range(3))
+    return network(forward, stages=stages, lateral=lateral, smooth=smooth), image()
 
-zoo("feature_pyramid", "vision", fast=True)(lambda: (FeaturePyramid(), image()))
 
-
-class SubPixel(nn.Module):
+@zoo("sub_pixel", "vision")
+def sub_pixel() -> tuple[Any, ...]:
     """Super-resolution by pixel shuffle, with a global bicubic skip."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 12, 3, padding=1)
-        body = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.PReLU(),
-                              nn.Conv2d(32, 32, 3, padding=1)) for _ in range(2)]  # fmt: skip
-        self.body = nn.Sequential(*(Residual(block) for block in body))
-
-    def forward(self, x: Tensor) -> Tensor:
-        start = self.first(x)
-        grown = F.pixel_shuffle(self.last(start + self.body(start)), 2)
+    def forward(net: Any, x: Tensor) -> Tensor:
+        start = net.first(x)
+        grown = F.pixel_shuffle(net.last(start + net.body(start)), 2)
         return grown + F.interpolate(x, scale_factor=2, mode="bicubic")
 
-
-zoo("sub_pixel", "vision")(lambda: (SubPixel(), image(size=16)))
+    first, last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 12, 3, padding=1)
+    body = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.PReLU(),
+                          nn.Conv2d(32, 32, 3, padding=1)) for _ in range(2)]  # fmt: skip
+    body = nn.Sequential(*(Residual(block) for block in body))
+    return network(forward, first=first, last=last, body=body), image(size=16)
