@@ -165,3 +165,55 @@ def test_names_of_any_letters_are_drawn(tmp_path: Path) -> None:
     trained(model, page=tmp_path / "run.html")
     for page in tmp_path.glob("*.html"):
         assert "<svg" in page.read_text(encoding="utf-8")
+
+
+def test_a_loss_scale_is_not_clipping() -> None:
+    model, (x, y) = runs.mlp(), runs.vectors(64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def unscale() -> None:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.div_(2**16)
+
+    loss = lambda: 2**16 * F.cross_entropy(model(x), y)  # noqa: E731
+    assert not runs.steps(optimizer, loss, 12, model, unscale, every=10).alarms
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_scales_that_a_step_has_changed_are_not_the_cause_of_the_step(norm: Any) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(20, 32), norm(32), nn.ReLU(), nn.Linear(32, 3))
+
+    watch = runs.Run(model, options={"lr": 1.0}).watched(structure=True)
+    assert [alarm.kind for alarm in watch.causes] == ["rate"]
+
+
+def loop(own: bool) -> nn.Module:
+    """A recurrence whose state grows at every step, as a layer of torch or in a loop of its own."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if not own:
+            return net.head(net.rnn(x)[0][:, -1])
+        h = torch.zeros(len(x), 24)
+        for step in x.unbind(1):
+            h = torch.relu(net.enter(step) + net.stay(h))
+        return net.head(h)
+
+    rnn = nn.RNN(4, 24, nonlinearity="relu", batch_first=True)
+    enter, stay, head = nn.Linear(4, 24), nn.Linear(24, 24), nn.Linear(24, 3)
+    for weight in (rnn.weight_hh_l0, stay.weight):
+        nn.init.orthogonal_(weight, gain=6)
+    return network(forward, rnn=rnn, enter=enter, stay=stay, head=head)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_state_that_grows_is_exploding_and_not_a_matter_of_float16(own: bool) -> None:
+    x, y = runs.sequences(32)
+    for found in (
+        diagnose(loop(own), x, loss=F.cross_entropy, targets=y),
+        runs.Run(lambda: loop(own), runs.sequences).watched(structure=False),
+    ):
+        kinds = {alarm.kind: alarm.because for alarm in found.alarms}
+        assert kinds["exploding"] == "" and kinds.get("overflow", "exploding") == "exploding"
+        assert not any(alarm.advice.startswith("Use bfloat16") for alarm in found.alarms)

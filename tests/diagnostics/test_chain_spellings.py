@@ -113,3 +113,20 @@ def test_a_model_that_adds_more_when_it_runs_is_refused_in_both_ways() -> None:
     used = written(lambda m, x: x + m.f(x) + (m.g(x) if type(x) is Tensor else 0))
     with pytest.raises(UnsupportedError, match="2 additions"):
         MarkovChain.trace(used, torch.ones(2, 4))
+
+
+def attends(m: Any, x: Tensor, rows: Any) -> Tensor:
+    y = F.layer_norm(x, (4,))
+    scores = m.f(y[:, rows]) @ m.g(y).transpose(1, 2)
+    return m.h(scores.softmax(-1) @ y)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 1), slice(-1, None)])
+def test_one_position_that_asks_all_others_is_a_stream(rows: slice) -> None:
+    one = written(lambda m, x: (x[:, rows] + attends(m, x, rows))[:, 0])
+    assert [node.kind for node in MarkovChain.trace(one, torch.randn(2, 5, 4)).nodes] == [
+        "identity"
+    ]
+    # a position that others alone speak to is an input
+    other = written(lambda m, x: (x[:, rows] + attends(m, x, slice(1, 2)))[:, 0])
+    assert len(MarkovChain.trace(other, torch.randn(2, 5, 4))) == 0

@@ -234,3 +234,15 @@ def test_a_compiled_model_has_the_chain_of_its_module() -> None:
     inside = nn.Sequential(block(), torch.compile(block()))
     with pytest.raises(UnsupportedError, match="before its blocks are compiled"):
         MarkovChain.trace(inside, x)
+
+
+@pytest.mark.slow
+def test_train_mode_finds_the_same_nodes() -> None:
+    for name in ("resnet18", "efficientnet_b0", "hf_gpt2"):
+        chains = []
+        for mode in ("train", "eval"):
+            model, args, kwargs = load()[name].make(mode)
+            before = {key: value.clone() for key, value in model.state_dict().items()}
+            chains.append(MarkovChain.trace(model, *args, kwargs=kwargs))
+            assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert [n.name for n in chains[0].nodes] == [n.name for n in chains[1].nodes]

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from pathspace.diagnostics import MarkovChain, cost, gradients, signal
 from pathspace.diagnostics.chain.efficiency import observe
 from pathspace.diagnostics.shared.recomputation import RUNNING
-from pathspace.errors import InputError
+from pathspace.diagnostics.shared.sample_rows import Samples
+from pathspace.errors import InputError, UnsupportedError
 
 
 class Residuals(nn.Module):
@@ -338,3 +339,11 @@ def test_reentrant_checkpointing_is_measured() -> None:
     assert found[0] == found[1] == found[2]
     # what is computed again counts, in both ways of checkpointing
     assert costs[0] != costs[1] == costs[2]
+
+
+def test_a_dimension_that_is_not_made_of_samples_is_refused() -> None:
+    model = merged("samples outside")
+    chain = MarkovChain.trace(model, torch.randn(2, 4, 4))
+    with pytest.raises(UnsupportedError, match=r"6 entries in dimension 0, .* of 4 samples"):
+        Samples(0).rows(torch.ones(6, 2), 4)
+    assert [place.dim for place in chain.samples()] == [0, 0]

@@ -13,6 +13,7 @@ from notebook import notebook
 from torch import nn
 from torch.nn import functional as F
 
+from pathspace.diagnostics import report
 from pathspace.diagnostics.parameters.gradients import gradients, imbalance
 from pathspace.diagnostics.shared.selection import select
 from pathspace.diagnostics.signal.meanfield import gains, gaussian_mean
@@ -187,3 +188,13 @@ def test_gradients_beside_noise_weights_and_each_other() -> None:
     assert imbalance(table) >= 1
     with pytest.raises(InputError, match="no batches"):
         gradients(model, F.mse_loss, [])
+
+
+def test_outputs_that_differ_by_rounding_do_not_vary() -> None:
+    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+    errors = 2e-8 * torch.arange(5.0)[:, None]
+    model[2].register_forward_hook(lambda _module, _args, output: output * (1 + errors))
+    x = torch.randn(1, 16).repeat(5, 1)
+    table = signal(model, x)
+    assert table["2"].variance == 0 < table["0"].variance
+    assert "1 layer has constant outputs" in report(model, x).sentences["variance"]

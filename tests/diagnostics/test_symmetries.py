@@ -163,3 +163,9 @@ def test_the_page_on_causes_says_what_is_measured() -> None:
     assert sum(whole) >= 60
     for name in ("act_norm", "lora", "act_relu6"):
         assert look(load()[name]) == rows[name]
+
+
+def test_packed_heads_of_torch() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True, norm_first=True)
+    counts, _ = causes(layer, torch.randn(50, 5, 4))
+    assert counts["linear map"] == 2 * (2 * 2**2 - 4) and counts["normal"] == 12 + 6

@@ -397,3 +397,15 @@ def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool)
             used()
     assert len(watch.rows) == 3 and not any("not measured" in note for note in watch.notes)
     assert sum(len(module._forward_hooks) for module in model.modules()) == own
+
+
+def test_two_backward_passes_of_one_step_leave_no_stale_gradients() -> None:
+    model, x, y = runs.mlp((10, 16, 5)), torch.randn(64, 10), torch.randint(0, 5, (64,))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss() -> torch.Tensor:
+        logits = model(x)
+        F.cross_entropy(logits, y).backward(retain_graph=True)
+        return 1e-3 * logits.square().mean()
+
+    assert runs.steps(optimizer, loss, 8, model).alarms == []

@@ -66,3 +66,27 @@ def test_diagnostics_say_that_the_backward_pass_fails(kind: str, look: str) -> N
     ) as told:
         LOOKS[look](rectified(BACKWARD[kind]), torch.randn(6, 4))
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [ps.trace, ps.verify, diagnostics.degeneracy, diagnostics.diagnose, diagnostics.jacobian],
+)
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [
+        (network(lambda net, x: {}["missing"], up=nn.Linear(4, 5)), torch.randn(6, 4)),
+        (nn.Bilinear(4, 4, 2), torch.randn(6, 4)),
+        (nn.Linear(4, 2), (x for x in torch.randn(6, 4))),
+        (nn.Linear(4, 2), torch.randn(6, 4).numpy()),
+    ],
+    ids=["raises", "another signature", "a generator", "a numpy array"],
+)
+def test_models_that_do_not_run_are_refused_in_a_sentence(
+    look: Any, model: nn.Module, given: Any
+) -> None:
+    with pytest.raises(ps.PathspaceError) as told:
+        look(model, given)
+    assert type(model).__name__ in str(told.value)
+    assert str(told.value).endswith(".")
+    assert "\n" not in str(told.value)

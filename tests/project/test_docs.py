@@ -136,6 +136,13 @@ def test_the_page_of_operations_is_that_of_the_registry() -> None:
     assert text == runpy.run_path(str(ROOT / "docs" / "operations_page.py"))["page"](), WRITE_AGAIN
 
 
+def test_tests_that_pages_and_statements_name_exist() -> None:
+    named = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+    texts = [*PAGES, *ROOT.glob("training/experiments/reproduce/statements/*.toml")]
+    for file, test in {found for text in texts for found in named.findall(text.read_text())}:
+        assert f"def {test}" in (ROOT / file).read_text(), f"{file}::{test}"
+
+
 def test_the_files_that_the_readme_runs_are_written_by_it() -> None:
     text = (ROOT / "README.md").read_text()
     used = {

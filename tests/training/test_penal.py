@@ -784,3 +784,14 @@ def test_figures_of_memory_are_what_the_page_says() -> None:
     assert found[4] == rows[4]["for_a_node"] == 1
     for value, row in zip(found, rows, strict=True):
         assert value == pytest.approx(row["for_a_node"], abs=0.01)
+
+
+def test_figures_in_16_bits_are_what_the_page_says() -> None:
+    """No line is further from the float32 gradient than the explicit
+    loss, by two standard errors.
+    """
+    from benchmarks.penal_bf16 import NAME, PAGE, table
+
+    rows = figures.load(NAME)
+    assert figures.shows(PAGE, NAME, table(rows))
+    assert len(rows) == 16 and all(row["closer"] > -2 * row["error"] for row in rows)
