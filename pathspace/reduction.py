@@ -23,7 +23,7 @@ from .inference.assemble import Ends
 from .inference.interpreter import interpret
 from .inference.reasons import Reason, reasons
 from .inference.scales import Scales
-from .inference.units import build_graph, ends_of, unused_in_part
+from .inference.units import build_graph, ends_of, tells_positions_apart, unused_in_part
 from .inference.unrolled import unroll
 from .models.inputs import arranged, describe_inputs
 from .models.values import on_cpu
@@ -249,8 +249,11 @@ def _traced(
         raw: dict[str, Ends] | None = ends_of(looked)
         unused = unused_in_part(captured, looked, raw or {})
         undecided = unused or thin(captured, inputs)
+        first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
+        apart = first is not None and tells_positions_apart(first)
+    undecided = first is None or apart
     for growth in GROWTHS if undecided else ():
-        again = recapture(model, inputs, not unused, growth)
+        again = recapture(model, inputs, not (unused or apart), growth)
         if again is None:
             break
         try:
@@ -264,9 +267,10 @@ def _traced(
             scales = looked
             continue
         return _graph(model, found, sentence(inputs, again[1], undecided))
-    with on_cpu():
-        found = build_graph(captured, looked, norm_eps, raw=raw)
-    return _graph(model, found, sentence(inputs, None, undecided))
+    if first is None:
+        with on_cpu():
+            first = build_graph(captured, looked, norm_eps, raw=raw)
+    return _graph(model, first, sentence(inputs, None, undecided))
 
 
 def _continued(scales: Scales, captured: Captured, norm_eps: str) -> int:

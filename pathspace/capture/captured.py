@@ -62,6 +62,15 @@ class Captured:
             name: values[place] for place, (kind, name) in self.sources.items() if kind == "input"
         }
 
+    def read_parameters(self) -> dict[str, list[fx.Node]]:
+        """The parameters that operations read, and these operations."""
+        places = [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+        return {
+            self.sources[node.name][1]: list(node.users)
+            for node in places
+            if node.users and self.sources.get(node.name, ("",))[0] == "parameter"
+        }
+
     def outputs(self) -> list[fx.Node]:
         """The nodes that compute the model's own outputs."""
         node = next(node for node in self.graph.graph.nodes if node.op == "output")

@@ -3,12 +3,14 @@
 A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their
 weights, so the scales are those at all sizes at which the model runs the same operations. One
 capture does not decide where the example is too small to use every weight: a table of positions is
-read in part, or a recurrence has one step. Then the model is captured once more, at larger sizes.
+read in part, or a recurrence has one step, or where the entries of a table have scales of their
+own, which other sizes may join. Then the model is captured once more, at other sizes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,19 +28,21 @@ from .writes import name_of
 # dimensions of input tensors: (number of the tensor, dimension)
 Dims = tuple[tuple[int, int], ...]
 
-# operations that take a tensor apart along a dimension: the position of this argument
-APART = {
-    **dict.fromkeys("select unbind squeeze".split(), 1),
-    **dict.fromkeys("split chunk split_with_sizes tensor_split".split(), 2),
+# operations that take a tensor apart, or put it together, along dimensions: the position of this
+# argument
+ALONG = {
+    **dict.fromkeys("select unbind squeeze mean sum prod amax amin max min var std".split(), 1),
+    **dict.fromkeys("median logsumexp softmax log_softmax cumsum cumprod sort".split(), 1),
+    **dict.fromkeys("split chunk split_with_sizes tensor_split norm linalg_vector_norm".split(), 2),
 }
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
 DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
 
 
-def _takes_apart(node: fx.Node) -> bool:
+def _goes_along(node: fx.Node) -> bool:
     """Whether an operation splits a first dimension of size 1, as loops over time
-    and recurrent layers do.
+    and recurrent layers do, or compares or adds up what is there.
 
     So does one that singles out a diagonal, as a comparison of all samples with all others does.
     """
@@ -51,10 +55,10 @@ def _takes_apart(node: fx.Node) -> bool:
         return False
     if name in RECURRENT:
         return 1 in shown.shape[:-1]
-    if name not in APART or shown.shape[0] != 1:
+    if name not in ALONG or shown.shape[0] != 1:
         return False
-    dim = node.args[APART[name]] if len(node.args) > APART[name] else 0
-    return dim in (0, -shown.dim())
+    dims: Any = node.args[ALONG[name]] if len(node.args) > ALONG[name] else 0
+    return any(dim in (0, -shown.dim()) for dim in (dims if isinstance(dims, list) else [dims]))
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
@@ -63,13 +67,13 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 def thin(captured: Captured, inputs: Inputs) -> bool:
     """Whether a dimension of an input has size 1, so that the capture does not show what happens
-    along it; a batch of one sample does not count unless the model takes it apart.
+    along it; a batch of one sample does not count unless an operation goes along it.
     """
     shapes = [tensor.shape for tensor in _tensors(inputs)]
     if any(1 in shape[1:] for shape in shapes):
         return True
     calls = (node for node in captured.graph.graph.nodes if node.op == "call_function")
-    return any(len(shape) and shape[0] == 1 for shape in shapes) and any(map(_takes_apart, calls))
+    return any(len(shape) and shape[0] == 1 for shape in shapes) and any(map(_goes_along, calls))
 
 
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:

@@ -13,8 +13,10 @@ from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows
 from ..graph.structure import Structure
 from .assemble import Ends, assemble, beside, combine, extended, shrink
 from .gathered import fold
+from .registry import facts_of
 from .relations import Relations, Solution
 from .scales import Scales
+from .sides import varying
 from .union_find import looked_up, lookup
 from .values import NEUTRAL, distinct, has_zeros
 
@@ -66,14 +68,37 @@ def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
 
 def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
-    """Whether a parameter in path space has an unused scalar, before equations are solved."""
-    for name in captured.parameters:
+    """Whether operations read a parameter of path space of which a scalar is unused, before
+    equations are solved.
+
+    What no operation reads has no use at other sizes with the same operations, either.
+    """
+    for name in captured.read_parameters():
         if name in raw:
             if has_zeros(raw[name].here()[0]):
                 return True
         elif name not in scales.pinned_parameters:
             return True
     return False
+
+
+def tells_positions_apart(graph: Structure) -> bool:
+    """Whether entries that operations select from a parameter, as many as an input has positions,
+    have scales of their own: at other sizes they may meet other entries.
+    """
+    captured = graph.captured
+    shapes = [shown.shape for shown in captured.examples().values() if isinstance(shown, Tensor)]
+    sizes = {size for shape in shapes for size in shape}
+    selected = {
+        name for name, users in captured.read_parameters().items()
+        if any(facts_of(user.target).kind in ("pick", "part", "split") for user in users)
+    }  # fmt: skip
+    return any(
+        block.shape[dim] in sizes
+        for block in graph.blocks
+        if block.name in selected
+        for dim in varying(block.tail) | varying(block.head)
+    )
 
 
 def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
