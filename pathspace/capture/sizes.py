@@ -35,6 +35,7 @@ ALONG = {
     **dict.fromkeys("median logsumexp softmax log_softmax cumsum cumprod sort".split(), 1),
     **dict.fromkeys("split chunk split_with_sizes tensor_split norm linalg_vector_norm".split(), 2),
 }
+PRODUCTS = frozenset(["matmul", "mm", "bmm"])
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
 DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
@@ -44,15 +45,25 @@ def _goes_along(node: fx.Node) -> bool:
     """Whether an operation splits a first dimension of size 1, as loops over time
     and recurrent layers do, or compares or adds up what is there.
 
-    So does one that singles out a diagonal, as a comparison of all samples with all others does.
+    So does one that singles out a diagonal, as a comparison of all samples with all others does,
+    and a product that sums over a dimension of size 1.
     """
     name = name_of(node)
     if name in DIAGONAL:
         return True
+    if name == "einsum":
+        terms, _, result = str(node.args[0]).replace(" ", "").partition("->")
+        operands: Any = node.args[1]
+        return any(
+            term[:1] not in result and operand.meta["val"].shape[0] == 1
+            for term, operand in zip(terms.split(","), operands, strict=True)
+        )
     operand = node.args[0] if node.args else None
     shown = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not isinstance(shown, Tensor) or not shown.dim():
         return False
+    if name in PRODUCTS:
+        return shown.shape[-1] == 1
     if name in RECURRENT:
         return 1 in shown.shape[:-1]
     if name not in ALONG or shown.shape[0] != 1:

@@ -58,6 +58,15 @@ SIZES: dict[str, tuple[Code, tuple[int, ...], tuple[int, ...]]] = {
         lambda net, x: net.o(net.norm(net.f((x[..., 0] > 0).long()).mean(0))),
         (1, 4, 3), (3, 8, 3),
     ),
+    "a weighted sum over one sample": (
+        lambda net, x: net.o(net.norm(
+            torch.einsum("btd,bt->td", net.f((x[..., 0] > 0).long()), x[..., 1])
+        )),
+        (1, 4, 3), (3, 4, 3),
+    ),
+    "a product over one sample": (
+        lambda net, x: net.o(net.norm((net.f((x[:, 0] > 0).long()).T @ x).T)), (1, 3), (3, 3),
+    ),
 }  # fmt: skip
 
 
