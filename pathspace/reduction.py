@@ -251,7 +251,7 @@ def _traced(
         undecided = unused or thin(captured, inputs)
         first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
         apart = first is not None and tells_positions_apart(first)
-    undecided = first is None or apart
+    undecided = undecided or apart
     for growth in GROWTHS if undecided else ():
         again = recapture(model, inputs, not (unused or apart), growth)
         if again is None:

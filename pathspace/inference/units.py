@@ -90,9 +90,10 @@ def tells_positions_apart(graph: Structure) -> bool:
     shapes = [shown.shape for shown in captured.examples().values() if isinstance(shown, Tensor)]
     sizes = {size for shape in shapes for size in shape}
     selected = {
-        name for name, users in captured.read_parameters().items()
+        name
+        for name, users in captured.read_parameters().items()
         if any(facts_of(user.target).kind in ("pick", "part", "split") for user in users)
-    }  # fmt: skip
+    }
     return any(
         block.shape[dim] in sizes
         for block in graph.blocks

@@ -223,7 +223,7 @@ class PathSums(ByFacts):
         measured = None if ended else self._measured(call)
         if measured is not None:
             return measured
-        if call.facts.kind == "write" and call.given.get("alpha", 1) != 1:
+        if facts.kind == "write" and call.given.get("alpha", 1) != 1:
             # (the edges of a rule have no factor)
             return self.stopped(call, "it multiplies by a factor and writes where data decide")
         real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))

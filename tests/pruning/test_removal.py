@@ -1,12 +1,10 @@
 """Smaller models that are saved, and models that masks have pruned before."""
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import prune
 
 import pathspace as ps
@@ -33,22 +31,3 @@ def test_masks_of_torch_prune_have_to_be_removed_first() -> None:
     prune.ln_structured(model[0], "weight", 0.5, n=2, dim=0)
     with pytest.raises(ps.UnsupportedError, match=r"call prune.remove\(module, 'weight'\) first"):
         ps.channels(model, torch.randn(2, 3, 8, 8)).remove(keep=0.5)
-
-
-def smaller(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[Any, str]:
-    """Channels of a model, a half of it, and everything that was said (warnings, refusals)."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        groups = ps.channels(model, *inputs, **options)
-        try:
-            half = groups.remove(keep=0.5)
-        except ps.PathspaceError as error:
-            return None, str(error)
-    return half, " ".join([str(w.message) for w in caught] + list(groups.refused.values()))
-
-
-def test_masks_of_torch_prune_can_be_made_small() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 20, 3), nn.ReLU(), nn.Conv2d(20, 4, 3)).eval()
-    prune.ln_structured(model[0], "weight", 0.5, n=2, dim=0)
-    half, said = smaller(model, torch.randn(2, 3, 8, 8))
-    assert (half is not None and half[2].weight.shape[1] == 10) or "prune.remove" in said

@@ -511,28 +511,6 @@ def test_states_of_other_optimizers_are_refused_without_names() -> None:
             )
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("make", [MEMBERS["gsgd"], gauge_fixed], ids=["gsgd", "gauge_fixed"])
-def test_every_scheduler_drives_it(make: Make, name: str) -> None:
-    """The rates are those SGD gets, and the step obeys them."""
-    case, model, skeleton = fresh()
-    twin = copy.deepcopy(model)
-    optimizer, fixed = make(model, skeleton, lr=0.01), make(twin, skeleton, lr=0.01)
-    plain = optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
-    schedulers, rates = [SCHEDULERS[name](one) for one in (optimizer, plain)], []
-    for _ in range(4):
-        rates.append(optimizer.param_groups[0]["lr"])
-        assert rates[-1] == plain.param_groups[0]["lr"]
-        fixed.param_groups[0]["lr"] = rates[-1]
-        case.step(model, optimizer)
-        case.step(twin, fixed)
-        plain.step()
-        for scheduler in schedulers:
-            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
-    assert len(set(rates)) > 1
-    assert equal(model, twin)
-
-
 @pathwise
 def test_half_precision_follows_full_precision(make: Make) -> None:
     case, model, skeleton = fresh("mlp_2x3x5x2")
