@@ -36,12 +36,11 @@ from .tensors import (
     HALF,
     LENT,
     Entered,
-    Factors,
     PathTensor,
     Spread,
-    all_true,
     as_gradient,
     divided,
+    known,
     local,
     local_gradient,
     summed,
@@ -85,6 +84,7 @@ class PathCoordinates:
 
     Attributes:
         every: the path values of all chains in a step.
+        slope: their gradients.
         values: for each group, the parameter of its chains' path values.
         held: mask of the constant chains; ``None`` if there are none.
         waits: the same for the chains of each group.
@@ -108,11 +108,13 @@ class PathCoordinates:
             )
         self.layout = Layout(skeleton, entries, spread, groups, manner.cap)
         self.entries = self.layout.entries
-        self.device = self.layout.one.device
-        self.count = self.layout.parts[1]
-        self.every = self.layout.one.repeat(self.count)
+        self.device = self.layout.tree.device
+        self.count = self.layout.count
+        self.every = torch.ones_like(self.layout.ratio)
+        self.slope = torch.zeros_like(self.every)
         # (parameters in one memory)
         self.values = [nn.Parameter(self.every[chains]) for chains in self.layout.chains]
+        self._slopes = [self.slope[chains] for chains in self.layout.chains]
         self.held: Tensor | None = None
         self.waits: list[Tensor | None] = [None] * groups
         self._short = any(entry.parameter.dtype in HALF for entry in entries)
@@ -192,11 +194,11 @@ class PathCoordinates:
         power, scale = self.manner.power, self.scale(products, kept)
         values = products.chains
         bad = [self.manner.cap is None and not bool(values.square().reciprocal().isfinite().all())]
-        factors = Factors(scale, self.layout.sizes)
+        self.layout.scale.fill(scale)
         for entry in self.entries:
             numbers = torch.finfo(entry.parameter.dtype)
-            sides = [factors.side(place, torch.float64) for place in (entry.tails, entry.heads)]
-            sizes = [float(one.abs().min()) ** -power for one in sides if one is not None]
+            least = [side.abs().min().double() for side in entry.factors]
+            sizes = [float(one**-power) for one in least]
             if power == 1 and sizes:
                 # second moments of gradients as small as a rounding error must be representable
                 both = float(np.prod(sizes))
@@ -214,11 +216,15 @@ class PathCoordinates:
                 f" init_skeleton_(model, skeleton){way_out}, or compute in float64."
             )
 
-    def scale(self, products: TreeProducts, kept: dict[str, Tensor]) -> Tensor:
-        """Factors of all tensors: ``pre`` by tail, then ``s`` by head; bounded from below."""
-        table, scale = products.table, products.factors
+    def scale(
+        self, products: TreeProducts, kept: dict[str, Tensor], squared: bool = False
+    ) -> Tensor:
+        """Factors of all tensors, or their squares: ``pre`` by tail, then ``s`` by head; bounded
+        from below.
+        """
+        table, factors = products.table, self.layout.factors
         if self.manner.cap is None:
-            return scale
+            return (products.squares if squared else table).index_select(0, factors)
         # 1 / scale^power in the balanced gauge is at most the root of the bound, at each end
         count = len(table) // 4
         balanced = kept["balanced"]
@@ -227,8 +233,10 @@ class PathCoordinates:
             [to_balanced.reciprocal(), to_balanced, to_balanced, to_balanced.reciprocal()]
         )
         most = self.manner.cap ** (0.5 / self.manner.power)
-        least = least.index_select(0, self.layout.factors)[: len(scale)] / most
-        return torch.maximum(scale.abs(), least).copysign_(scale)
+        least = least.index_select(0, factors) / most
+        scale = table.index_select(0, factors)
+        scale = torch.maximum(scale.abs(), least).copysign_(scale)
+        return scale * scale if squared else scale
 
     def chain_values(self, values: Tensor) -> Tensor:
         """The path values of all chains as the optimizer sees them: bounded from below, or 1 for
@@ -257,20 +265,17 @@ class PathCoordinates:
         """
         layout = self.layout
         products = self.products()
-        scale, values = self.scale(products, kept), self.chain_values(products.chains)
+        values = self.chain_values(products.chains)
         keeps = self.manner.relative or exact
-        if straight := straight and not keeps and not self._short:
-            squares = scale * scale
-            # (an underflow would divide gradients of 0 by 0)
-            if straight := all_true(squares > SMALL):
-                scale = squares
-        factors = Factors(scale, layout.sizes)
+        # (an underflow would divide gradients of 0 by 0)
+        straight = straight and not keeps and not self._short and products.least > SMALL
+        layout.scale.fill(self.scale(products, kept, straight))
         inside = Inside(products, values, straight, [], [])
         sums: list[Tensor] = []
         edges: list[Tensor] = []
         for entry in self.entries:
             grad, total, some = entry.grad, None, None
-            if entry.block is None and (entry.tails is None or grad is None):
+            if entry.block is None and (grad is None or not entry.factors):
                 continue
             if grad is not None:
                 # (that of a frozen weight is from before)
@@ -278,8 +283,11 @@ class PathCoordinates:
                 entry.parameter.grad = None
             if not entry.still:
                 weight = local(entry.parameter)
-                before = weight.clone() if keeps or weight.dtype in HALF else None
-                item = Entered(entry, weight, before, factors.of(entry, weight.dtype))
+                factors, half = entry.factors, weight.dtype in HALF
+                if half and len(factors) == 2:
+                    # (one alone may be beyond the range of half precision)
+                    factors = [factors[0] * factors[1]]
+                item = Entered(entry, weight, weight.clone() if keeps or half else None, factors)
                 inside.items.append(item)
                 total, some = self._enter_one(item, grad, straight)
             if entry.sums:
@@ -318,13 +326,14 @@ class PathCoordinates:
             written = item.weight * grad
         else:
             # (gradients that are large are divided in place, and multiplied back)
-            apart = grad.stride() == item.weight.stride()
-            if grad.numel() > LENT and apart and entry.dead is None and item.before is None:
+            large = grad.numel() > LENT and entry.dead is None and item.before is None
+            if large and grad.stride() == item.weight.stride():
                 item.lent = grad, some
             written = divided(grad, item.factors, item.lent is not None)
         if entry.dead is not None:
             written.masked_fill_(entry.dead, 0.0)
-        written = written.to(item.weight.dtype)
+        if written.dtype != item.weight.dtype:
+            written = written.to(item.weight.dtype)
         if entry.count and not straight:
             # (where weights stand as they are, those on the trees are written over)
             written.put_(entry.where, entry.nothing)
@@ -334,16 +343,14 @@ class PathCoordinates:
     def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:
         """Give the parameters of chains their values and gradients."""
         layout, values = self.layout, inside.values
-        everything = torch.cat([*sums, *edges]) * layout.signs if sums or edges else values[:0]
-        everything[len(everything) - len(inside.products.here) :].mul_(inside.products.here)
-        total = torch.zeros_like(values).index_add_(0, layout.target, everything)
-        total = self.spread.sum(total)
+        given = layout.give(sums, edges, inside.products.here)
+        total = self.spread.sum(self.slope.zero_().index_add_(0, layout.target, given))
         if self.held is not None:
             total.masked_fill_(self.held, 0.0)
         total /= values
         self.every.copy_(values)
-        for chains, value, moves in zip(layout.chains, self.values, self._moves, strict=True):
-            value.grad = total[chains] if moves else None
+        for value, slope, moves in zip(self.values, self._slopes, self._moves, strict=True):
+            value.grad = slope if moves else None
 
     def leave(self, inside: Inside, kept: dict[str, Tensor]) -> None:
         """Replace path values by weights again.
@@ -355,24 +362,19 @@ class PathCoordinates:
             inside: a result of :meth:`enter`.
             kept: a result of :meth:`start`, with the numbers of clipped path values.
         """
-        layout = self.layout
-        ratio = self._ratios(inside, kept)
-        ratios = torch.cat([ratio, ratio.reciprocal()]).index_select(0, layout.turns)
-        turn, up, down = ratios.split_with_sizes(layout.turn_parts)
-        turns = Factors(turn, layout.tail_sizes)
-        tree = Factors(inside.products.here * up * down, layout.edge_sizes)
+        self._find_ratios(inside, kept)
+        self.layout.turn(inside.products.here)
         for item in inside.items:
             entry, weight = item.entry, item.weight
-            turned = turns.side(entry.tails, weight.dtype) if entry.sums else None
             if item.before is not None:
-                self._leave_exactly(item, item.before, turned)
+                self._leave_exactly(item, item.before, entry.turn)
             else:
                 for factor in () if inside.straight else item.factors:
                     weight.div_(factor)
-                if turned is not None:
-                    weight.div_(turned)
+                if entry.turn is not None:
+                    weight.div_(entry.turn)
             if entry.count:
-                weight.put_(entry.where, tree.at(entry.edges, weight.dtype).to(weight.dtype))
+                weight.put_(entry.where, entry.tree)
             if item.lent is not None:
                 grad, some = item.lent
                 for factor in item.factors:
@@ -399,18 +401,19 @@ class PathCoordinates:
             change += before
         item.weight.copy_(change if turn is None else change / turn)
 
-    def _ratios(self, inside: Inside, kept: dict[str, Tensor]) -> Tensor:
+    def _find_ratios(self, inside: Inside, kept: dict[str, Tensor]) -> None:
         """``R`` of all chains; counts sign changes, and path values stopped before 0."""
-        ratio = self.every / inside.values
+        ratio = torch.div(self.every, inside.values, out=self.layout.ratio)
         if self.held is not None:
             ratio.masked_fill_(self.held, 1.0)
         least = kept["least"] / inside.products.chains.abs()
-        if all_true(ratio > least):
-            return ratio
+        if known((ratio - least).min()) > 0:
+            return
         size = ratio.abs()
         kept["counts"] += torch.stack([ratio, size - least]) <= 0
         # (a ratio of -0 is that of a value stopped at 0)
-        return torch.maximum(size, least).copysign_(ratio.add_(0.0))
+        torch.maximum(size, least, out=size)
+        ratio.copy_(size.copysign_(ratio.add_(0.0)))
 
     def gradient_norm(self) -> Tensor:
         """The norm of all gradients inside a step."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pathspace.paths.skeleton import Skeleton
 
-from .tensors import Indices, PathTensor, Spread, local
+from .tensors import Factors, Indices, PathTensor, Place, Spread, factor_type, local
 
 NONE = np.zeros(0, np.int64)
 
@@ -92,26 +92,28 @@ class Layout:
 
     Attributes:
         chain: the chain of every id.
+        count: number of chains.
         chains: for each group, its chains.
-        one: the number that ends the edges on the trees, float64.
         total: number of edges on the trees, on all devices.
         spans: block -> flat positions of its edges on the trees, and the number of those before.
         shared: positions of the edges on this device among all edges on the trees, and 1 for those
             that it counts; ``None`` without sharding.
-        edges: for every product, the position of its first factor among the edges on the trees and
-            1, then their reciprocals.
+        ends: memory for the edges on the trees of all devices, and 1.
+        tree: these edges.
+        inverse: memory for the reciprocals of the ends.
+        both: ends and reciprocals.
+        edges: for every product, the position there of its first factor.
         jumps: for every product, the product by which it is multiplied, once per doubling of the
             length; ``None``: the trees have products of scales, and are walked.
-        factors: positions in the table of all factors by tail, then by head; last, those of the
-            unit that represents each chain, the root's included, along both trees.
-        parts: numbers of the factors, and of the chains, twice.
-        sizes: numbers of factors of the tensors, in their order; the first ones by tail.
-        tail_sizes: those by tail.
-        edge_sizes: numbers of edges on the trees of the tensors that have some.
+        factors: positions in the table of all factors by tail, then by head.
+        representatives: those of the unit that represents each chain, the root's included, along
+            both trees.
+        scale: these factors, in the types of the tensors.
         turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail; then of
             ``R_head`` and of ``1 / R_tail``, for the edges on the trees on this device (the root's
             for constant weights).
-        turn_parts: their numbers.
+        ratio: memory for ``R``.
+        moved: the first of them, and the new weights on the trees, in the types of the tensors.
         target: the chain to which an entry contributes: first the sums by tail, then the edges.
         signs: sign of the contribution; 0 if another device counts it.
     """
@@ -127,7 +129,7 @@ class Layout:
         self.entries, self.skeleton = tuple(entries), skeleton
         self._device = local(entries[0].parameter).device if entries else torch.device("cpu")
         self.chain, representatives, self.chains = chains_by_group(skeleton, entries, groups)
-        self.one = self._put(np.ones(1), np.float64)
+        self.count = len(representatives)
         self.total = 0
         self.spans: dict[int, tuple[np.ndarray, int]] = {}
         # (a bound below 1 gives the root a factor of its own, too)
@@ -135,55 +137,103 @@ class Layout:
         sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         sums = [NONE]
         edges: list[tuple[np.ndarray, ...]] = [(NONE,) * 5]
+        standing: list[list[Place]] = []
         for entry, indices, counted in zip(entries, spread.indices, spread.counted, strict=True):
             ends, found = self._complete(entry, indices)
-            for side, name, pieces in zip(ends, ("tails", "heads"), sides, strict=True):
+            standing.append([])
+            for side, pieces in zip(ends, sides, strict=True):
+                place: Place = None
                 if bool(side.any()) or rooted:
                     # (a vector broadcasts to the rows of a matrix as it is)
                     row = side.ndim and side.numel() == side.shape[-1]
-                    setattr(entry, name, (len(pieces), None if row else tuple(side.shape)))
+                    place = len(pieces), None if row else tuple(side.shape)
                     pieces.append(side.reshape(-1).numpy())
+                standing[-1].append(place)
             if entry.sums:
                 sums.append(int(counted) * ends[0].reshape(-1).numpy())
             edges.append((*found, np.full(entry.count, int(counted))))
-        for entry in entries:
-            if entry.heads is not None:
-                # (factors by head stand after those by tail)
-                entry.heads = entry.heads[0] + len(sides[0]), entry.heads[1]
-        with_edges = [entry for entry in entries if entry.count]
-        for number, entry in enumerate(with_edges):
-            entry.edges = number
+        self._create_views(standing, [[*map(len, pieces)] for pieces in sides])
         head, tail, toward, places, counts = map(np.concatenate, zip(*edges, strict=True))
         tails, heads = (np.concatenate([NONE, *pieces]) for pieces in sides)
         self.shared: tuple[Tensor, Tensor] | None = None
         if spread.groups:
             self.shared = self._put(places, np.int64), self._put(counts, np.float64)
+        self.both = self._put(np.ones(2 * self.total + 2), np.float64)
+        self.ends, self.inverse = self.both.chunk(2)
+        self.tree = self.ends[:-1]
         self._index_products()
         ids, both = len(skeleton.chain), np.concatenate([tails, heads])
         places = np.abs(both) + np.repeat([0, ids], [len(tails), len(heads)])
         places += np.where(both < 0, 2 * ids, 0)
-        self.factors = self._put(np.concatenate([places, representatives, representatives + ids]))
-        self.parts = [len(both), len(representatives), len(representatives)]
-        self.tail_sizes = [*map(len, sides[0])]
-        self.sizes = [*self.tail_sizes, *map(len, sides[1])]
-        self.edge_sizes = [entry.count for entry in with_edges]
-        turns = [self._ratios(tails, False), self._ratios(head, False), self._ratios(tail, True)]
-        self.turns, self.turn_parts = self._put(np.concatenate(turns)), [*map(len, turns)]
+        self.factors = self._put(places)
+        self.representatives = self._put(
+            np.stack([representatives, representatives + ids]), np.int64
+        )
+        turns = [
+            self._ratios_of(tails, False),
+            self._ratios_of(head, False),
+            self._ratios_of(tail, True),
+        ]
+        self.turns = self._put(np.concatenate(turns))
+        self._ratios = self.ends.new_ones(2 * self.count)
+        self.ratio, self._reciprocal = self._ratios.chunk(2)
+        self._turned = self.ends.new_empty(len(self.turns))
+        _, self._up, self._down = self._turned.split_with_sizes([*map(len, turns)])
+        self._moved = self._turned[: len(self.turns) - len(tail)]
         target = np.concatenate([*sums, toward])
         signs = np.where(target < 0, -1, 1) * skeleton.chain_sign[np.abs(target)]
         signs = signs * np.concatenate([np.full(len(target) - len(counts), -1), counts])
         self.target = self._put(self.chain[np.abs(target)])
         self.signs = self._put(signs, np.float64)
+        self._given = torch.empty_like(self.signs)
+        self._of_edges = self._given[len(target) - len(counts) :]
+
+    def _create_views(self, standing: list[list[Place]], sizes: list[list[int]]) -> None:
+        """Give every tensor its views of what a step computes."""
+        tails, heads = sizes
+        kinds = {factor_type(entry.parameter.dtype) for entry in self.entries}
+        edges = [entry.count for entry in self.entries]
+        self.scale = Factors([*tails, *heads], kinds, self._device)
+        exact = {entry.parameter.dtype for entry in self.entries}
+        self.moved = Factors([*tails, *edges], kinds | exact, self._device)
+        for number, (entry, (tail, head)) in enumerate(zip(self.entries, standing, strict=True)):
+            kind = factor_type(entry.parameter.dtype)
+            entry.factors = self.scale.at(tail, kind)
+            # (factors by head stand after those by tail)
+            entry.factors += self.scale.at(head and (head[0] + len(tails), head[1]), kind)
+            entry.turn = self.moved.at(tail, kind)[0] if entry.sums else None
+            edges_at = len(tails) + number, None
+            entry.tree = self.moved.at(edges_at, entry.parameter.dtype)[0]
+
+    def give(self, sums: list[Tensor], edges: list[Tensor], here: Tensor) -> Tensor:
+        """The contributions to the gradients of all chains.
+
+        Args:
+            sums: products of weights and gradients, summed by tail.
+            edges: gradients of the edges on the trees.
+            here: their weights.
+        """
+        if sums or edges:
+            self._given.copy_(torch.cat([*sums, *edges])).mul_(self.signs)
+            self._of_edges.mul_(here)
+        return self._given
+
+    def turn(self, here: Tensor) -> None:
+        """Compute what moves the weights, from the ratios and the weights on the trees."""
+        torch.reciprocal(self.ratio, out=self._reciprocal)
+        torch.index_select(self._ratios, 0, self.turns, out=self._turned)
+        self._up.mul_(self._down).mul_(here)
+        self.moved.fill(self._moved)
 
     def _put(self, array: np.ndarray, kind: type = np.int32) -> Tensor:
         return torch.from_numpy(np.asarray(array, kind)).to(self._device)
 
-    def _ratios(self, ids: np.ndarray, divides: bool) -> np.ndarray:
+    def _ratios_of(self, ids: np.ndarray, divides: bool) -> np.ndarray:
         """Positions in ``[R, 1 / R]`` of the factors of ids, which are multiplied or divided by
         them.
         """
         against = np.where(ids < 0, -1, 1) * self.skeleton.chain_sign[np.abs(ids)] < 0
-        found: np.ndarray = self.chain[np.abs(ids)] + self.parts[1] * (divides != against)
+        found: np.ndarray = self.chain[np.abs(ids)] + self.count * (divides != against)
         return found
 
     def _complete(

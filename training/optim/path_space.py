@@ -228,7 +228,7 @@ class PathSpace(Shell):
     def _ready(self) -> bool:
         """Whether there are gradients; if so, follow the weights to where they are now."""
         entries = self.space.entries
-        found = [entry.grad for entry in entries if entry.grad is not None]
+        found = [grad for entry in entries if (grad := entry.grad) is not None]
         if any(grad.is_sparse or grad.is_complex() for grad in found):
             raise UnsupportedError(
                 f"{self._owner} found a sparse or complex gradient, expected a dense real"

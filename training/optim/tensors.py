@@ -11,6 +11,7 @@ Weights and gradients are not sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -187,14 +188,15 @@ class PathTensor:
         group: the position of its group.
         block: its block of the graph; ``None`` outside path space.
         given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-        tails: place of its factors by tail (without a shape: as they are); ``None`` if all are 1.
-        heads: the same by head.
+        factors: its factors by tail and by head, without those that are 1.
+        turn: the ratios by tail that divide its weights after a step; ``None`` if no tail is in a
+            chain.
+        tree: its weights on the trees after a step.
         sums: number of its sums by tail; 0 if no tail is in a chain.
         reduced: dimensions along which tails are constant.
         where: flat positions of the edges on the trees.
         count: their number.
         nothing: as many zeros (in the memory of one).
-        edges: position among the tensors that have some.
         dead: mask of the edges that belong to dead units, and are constant; ``None``: there are
             none.
         still: whether it is frozen.
@@ -205,14 +207,14 @@ class PathTensor:
     group: int
     block: int | None
     given: bool = True
-    tails: Place = None
-    heads: Place = None
+    factors: list[Tensor] = field(default_factory=list)
+    turn: Tensor | None = None
+    tree: Tensor = field(default_factory=lambda: torch.zeros(0))
     sums: int = 0
     reduced: tuple[int, ...] = ()
     where: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     count: int = 0
     nothing: Tensor = field(default_factory=lambda: torch.zeros(0))
-    edges: int = 0
     dead: Tensor | None = None
     still: bool = False
 
@@ -259,39 +261,35 @@ def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
 
 
 class Factors:
-    """Factors of all tensors by tail and by head, in the types of the tensors.
+    """Factors of all tensors, in a memory for each type; views of them are created once.
 
     Args:
-        values: the factors, float64; those of all tensors follow each other.
         sizes: their numbers.
+        kinds: the types.
+        device: the device.
     """
 
-    def __init__(self, values: Tensor, sizes: list[int]) -> None:
-        self.values, self.sizes = values, sizes
-        self._cast: dict[torch.dtype, tuple[Tensor, ...]] = {}
+    def __init__(self, sizes: list[int], kinds: set[torch.dtype], device: torch.device) -> None:
+        self._memory = [torch.empty(sum(sizes), dtype=kind, device=device) for kind in kinds]
+        self._views = {values.dtype: values.split_with_sizes(sizes) for values in self._memory}
 
-    def at(self, number: int, dtype: torch.dtype) -> Tensor:
-        """The factors in one place, for tensors of a type."""
-        if dtype not in self._cast:
-            # (in half precision, factors would be rounded more than weights)
-            kind = torch.promote_types(dtype, torch.float32)
-            self._cast[dtype] = self.values.to(kind).split_with_sizes(self.sizes)
-        return self._cast[dtype][number]
+    def fill(self, values: Tensor) -> None:
+        """Set the factors; those of all tensors follow each other."""
+        for memory in self._memory:
+            memory.copy_(values)
 
-    def side(self, place: Place, dtype: torch.dtype) -> Tensor | None:
-        """The factors of one tensor by tail or by head; ``None`` if all are 1."""
+    def at(self, place: Place, kind: torch.dtype) -> list[Tensor]:
+        """The factors in one place, of a type; none if all are 1."""
         if place is None:
-            return None
+            return []
         number, shape = place
-        found = self.at(number, dtype)
-        return found if shape is None else found.view(shape)
+        found = self._views[kind][number]
+        return [found if shape is None else found.view(shape)]
 
-    def of(self, entry: PathTensor, dtype: torch.dtype) -> list[Tensor]:
-        """The factors of one tensor other than 1, by tail and by head."""
-        sides = (self.side(place, dtype) for place in (entry.tails, entry.heads))
-        found = [side for side in sides if side is not None]
-        # (one alone may be beyond the range of half precision)
-        return [found[0] * found[1]] if len(found) == 2 and dtype in HALF else found
+
+def factor_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of factors: in half precision, they would be rounded more than weights."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def divided(tensor: Tensor, factors: Sequence[Tensor], in_place: bool) -> Tensor:
@@ -338,6 +336,6 @@ def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
     )
 
 
-def all_true(mask: Tensor) -> bool:
-    """Whether a mask is true everywhere, as far as one can see without waiting for a device."""
-    return mask.device.type == "cpu" and bool(mask.numpy().all())
+def known(value: Tensor) -> float:
+    """A number, as far as one can see without waiting for a device; else NaN."""
+    return float(value.numpy()) if value.device.type == "cpu" else math.nan

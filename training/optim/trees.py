@@ -17,7 +17,7 @@ from pathspace.graph.growing import tree_of_edges
 from pathspace.paths.skeleton import Skeleton
 
 from .layout import Layout
-from .tensors import Spread, all_true, local
+from .tensors import Spread, known, local
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,14 +28,16 @@ class TreeProducts:
         tree: the weights on the trees of all devices, float64.
         here: those on this device.
         table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals.
-        factors: the products at the tails, then at the heads of all tensors.
+        squares: their squares.
+        least: the smallest of these (NaN: not known).
         chains: the path values of all chains; 1 for the root.
     """
 
     tree: Tensor
     here: Tensor
     table: Tensor
-    factors: Tensor
+    squares: Tensor
+    least: float
     chains: Tensor
 
     @classmethod
@@ -46,27 +48,30 @@ class TreeProducts:
         unit's product by that of the unit where it ends so far.
         """
         some = [local(e.parameter).take(e.where) for e in layout.entries if e.count]
-        # (float64, as that number is)
-        ends = torch.cat([*some, layout.one])
-        here = tree = ends[:-1]
+        here = tree = layout.tree
         if layout.shared is not None:
             places, counts = layout.shared
-            tree = spread.sum(here.new_zeros(layout.total).index_copy_(0, places, here * counts))
-            here = tree.index_select(0, places)
-            ends = torch.cat([tree, layout.one])
-        if tree.device.type == "cpu" and not all_true(tree):
-            expect_tree_weights(owner, tree, layout)
+            tree.zero_()
+            if some:
+                tree.index_copy_(0, places, torch.cat(some).double() * counts)
+            here = spread.sum(tree).index_select(0, places)
+        elif some:
+            tree.copy_(torch.cat(some))
+        torch.reciprocal(layout.ends, out=layout.inverse)
+        table = layout.both.index_select(0, layout.edges)
         if layout.jumps is None:
-            weights = ends.index_select(0, layout.edges).view(2, -1).cpu()
-            skeleton = layout.skeleton
+            weights, skeleton = table.view(2, -1).cpu(), layout.skeleton
             table = torch.cat([skeleton.prefixes(weights[0]), skeleton.suffixes(weights[1])])
             table = torch.cat([table, table.reciprocal()]).to(tree.device)
         else:
-            table = torch.cat([ends, ends.reciprocal()]).index_select(0, layout.edges)
             for jump in layout.jumps:
                 table = table * table.index_select(0, jump)
-        found = table.index_select(0, layout.factors).split_with_sizes(layout.parts)
-        return cls(tree, here, table, found[0], found[1] * found[2])
+        squares = table * table
+        least = known(squares.min())
+        if tree.device.type == "cpu" and not least > 0 and not tree.all():
+            expect_tree_weights(owner, tree, layout)
+        chains = table.take(layout.representatives).prod(0)
+        return cls(tree, here, table, squares, least, chains)
 
 
 def expect_tree_weights(owner: str, tree: Tensor, layout: Layout) -> None:
