@@ -39,7 +39,8 @@ from .tensors import (
     PathTensor,
     Spread,
     as_gradient,
-    divided,
+    by_column,
+    factors_of,
     known,
     local,
     local_gradient,
@@ -153,15 +154,11 @@ class PathCoordinates:
 
     # --- products and factors
 
-    def products(self) -> TreeProducts:
-        """The products of the weights along both trees."""
-        return TreeProducts.of(self.owner, self.layout, self.spread)
-
     def start(self) -> dict[str, Tensor]:
         """What belongs to the start of a run: the smallest path values and, for a bound, the
         balanced gauge.
         """
-        products = self.products()
+        products = TreeProducts.of(self.owner, self.layout, self.spread)
         found = {"least": products.chains.abs() * self.manner.min_ratio}
         if self.manner.cap is not None:
             blocks = self.skeleton.graph.blocks
@@ -186,8 +183,8 @@ class PathCoordinates:
             UnsupportedError: one is 0, NaN or infinite, or a quotient exceeds the range of a
                 tensor's type.
         """
-        products = self.products()
-        expect_tree_weights(self.owner, products.tree, self.layout)
+        products = TreeProducts.of(self.owner, self.layout, self.spread)
+        expect_tree_weights(self.owner, self.layout)
         if self.manner.relative:
             return
         kept = self.start()
@@ -206,9 +203,8 @@ class PathCoordinates:
             bad.append(max(sizes, default=0.0) > numbers.max)
         everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
         if any(everywhere):
-            shown = [f" at {entry.name!r}" if entry.name else "" for entry in self.entries]
-            found = zip(shown, everywhere[1:], strict=True)
-            where = next((name for name, wrong in found if wrong), "")
+            found = zip(self.entries, everywhere[1:], strict=True)
+            where = next((f" at {entry.name!r}" for entry, bad in found if bad and entry.name), "")
             way_out = "" if self.manner.cap else ", pass max_multiplier=1.0"
             raise UnsupportedError(
                 f"{self.owner} found products of skeleton weights so small that dividing by them"
@@ -246,9 +242,8 @@ class PathCoordinates:
             return torch.ones_like(values)
         if self.manner.cap is None:
             return values
-        return (
-            values.abs().clamp_(min=self.manner.cap ** (-1 / self.manner.power)).copysign_(values)
-        )
+        least = self.manner.cap ** (-1 / self.manner.power)
+        return values.abs().clamp_(min=least).copysign_(values)
 
     # --- a step
 
@@ -264,7 +259,7 @@ class PathCoordinates:
                 weights can take it as they are, with gradients divided twice.
         """
         layout = self.layout
-        products = self.products()
+        products = TreeProducts.of(self.owner, self.layout, self.spread)
         values = self.chain_values(products.chains)
         keeps = self.manner.relative or exact
         # (an underflow would divide gradients of 0 by 0)
@@ -278,18 +273,24 @@ class PathCoordinates:
             if entry.block is None and (grad is None or not entry.factors):
                 continue
             if grad is not None:
-                # (that of a frozen weight is from before)
                 inside.grads.append((entry.parameter, grad))
-                entry.parameter.grad = None
+                if entry.still:
+                    # (that of a frozen weight is from before)
+                    entry.parameter.grad = None
             if not entry.still:
                 weight = local(entry.parameter)
-                factors, half = entry.factors, weight.dtype in HALF
-                if half and len(factors) == 2:
-                    # (one alone may be beyond the range of half precision)
-                    factors = [factors[0] * factors[1]]
-                item = Entered(entry, weight, weight.clone() if keeps or half else None, factors)
+                half = weight.dtype in HALF
+                before, factors = weight.clone() if keeps or half else None, factors_of(entry, half)
+                item = Entered(entry, weight, before, factors)
                 inside.items.append(item)
-                total, some = self._enter_one(item, grad, straight)
+                if grad is not None:
+                    own = local_gradient(entry.parameter, grad)
+                    total, some = self._give(item, own, straight)
+                if self.manner.relative:
+                    weight.fill_(1)
+                elif not straight:
+                    for factor in factors:
+                        weight.mul_(factor)
             if entry.sums:
                 sums.append(values.new_zeros(entry.sums) if total is None else total)
             if entry.count:
@@ -297,28 +298,14 @@ class PathCoordinates:
         self._give_chains(inside, sums, edges)
         return inside
 
-    def _enter_one(
-        self, item: Entered, grad: Tensor | None, straight: bool
+    def _give(
+        self, item: Entered, grad: Tensor, straight: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Replace one tensor and its gradient.
+        """Give a parameter its gradient by path values.
 
         Returns:
             The sums of ``w dL/dw`` by tail, and the gradient at the edges on the trees.
         """
-        total = some = None
-        if grad is not None:
-            total, some = self._give(item, local_gradient(item.entry.parameter, grad), straight)
-        if self.manner.relative:
-            item.weight.fill_(1)
-        elif not straight:
-            for factor in item.factors:
-                item.weight.mul_(factor)
-        return total, some
-
-    def _give(
-        self, item: Entered, grad: Tensor, straight: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Give a parameter its gradient by path values."""
         entry, relative = item.entry, self.manner.relative
         some = grad.take(entry.where) if entry.count else None
         total = summed(entry, item.weight, grad) if entry.sums else None
@@ -329,7 +316,9 @@ class PathCoordinates:
             large = grad.numel() > LENT and entry.dead is None and item.before is None
             if large and grad.stride() == item.weight.stride():
                 item.lent = grad, some
-            written = divided(grad, item.factors, item.lent is not None)
+            written = grad if item.factors or item.lent else grad.clone()
+            for number, factor in enumerate(item.factors):
+                written = written.div_(factor) if number or item.lent else written / factor
         if entry.dead is not None:
             written.masked_fill_(entry.dead, 0.0)
         if written.dtype != item.weight.dtype:
@@ -343,8 +332,10 @@ class PathCoordinates:
     def _give_chains(self, inside: Inside, sums: list[Tensor], edges: list[Tensor]) -> None:
         """Give the parameters of chains their values and gradients."""
         layout, values = self.layout, inside.values
-        given = layout.give(sums, edges, inside.products.here)
-        total = self.spread.sum(self.slope.zero_().index_add_(0, layout.target, given))
+        if sums or edges:
+            layout.given.copy_(torch.cat([*sums, *edges]).mul_(layout.signs))
+            layout.given_edges.mul_(inside.products.here)
+        total = self.spread.sum(self.slope.zero_().index_add_(0, layout.target, layout.given))
         if self.held is not None:
             total.masked_fill_(self.held, 0.0)
         total /= values
@@ -372,7 +363,7 @@ class PathCoordinates:
                 for factor in () if inside.straight else item.factors:
                     weight.div_(factor)
                 if entry.turn is not None:
-                    weight.div_(entry.turn)
+                    weight.div_(by_column(entry, entry.turn))
             if entry.count:
                 weight.put_(entry.where, entry.tree)
             if item.lent is not None:
@@ -406,10 +397,10 @@ class PathCoordinates:
         ratio = torch.div(self.every, inside.values, out=self.layout.ratio)
         if self.held is not None:
             ratio.masked_fill_(self.held, 1.0)
-        least = kept["least"] / inside.products.chains.abs()
-        if known((ratio - least).min()) > 0:
+        sizes = inside.products.chains.abs()
+        if known(torch.addcmul(kept["least"], ratio, sizes, value=-1).max()) < 0:
             return
-        size = ratio.abs()
+        least, size = kept["least"] / sizes, ratio.abs()
         kept["counts"] += torch.stack([ratio, size - least]) <= 0
         # (a ratio of -0 is that of a value stopped at 0)
         torch.maximum(size, least, out=size)

@@ -1,14 +1,7 @@
-r"""G-SGD and G-Adam, gradient descent and Adam on the values of basis paths.
+"""G-SGD and G-Adam, gradient descent and Adam on the values of basis paths.
 
-Both are :class:`pathspace.training.PathSpace` around an optimizer of torch. With the way in and
-out, a step of G-SGD is, with ``lambda_e = w_e dL/dw_e``, prefixes ``pre``, suffixes ``s``
-and chains ``k`` of units that share a basis path::
-
-    c_k = sum over e in T_in \\ T_out entering k of lambda_e
-        - sum over e not in T_out leaving k of lambda_e
-    R_k = 1 - lr c_k / (pre s)_k^2                          the ratio new / old of the value of p_k
-    w_e <- (w_e - lr g_e / (pre_tail s_head)^2) / R_tail      edges in neither tree
-    w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
+Both are :class:`pathspace.training.PathSpace` around an optimizer of torch; ``coordinates.py`` has
+the formulas of a step.
 """
 
 from __future__ import annotations
@@ -115,11 +108,7 @@ class GSGD(PathSpace):
         given = expect_parameters("GSGD", params)
         inner = SGD(given, foreach=foreach, fused=fused, **settings)  # type: ignore[arg-type]
         super().__init__(
-            inner,
-            skeleton,
-            min_ratio=min_ratio,
-            max_multiplier=max_multiplier,
-            relative=relative,
+            inner, skeleton, min_ratio=min_ratio, max_multiplier=max_multiplier, relative=relative
         )
 
 
@@ -221,9 +210,5 @@ class GAdam(PathSpace):
         how = {"foreach": foreach, "capturable": capturable, "fused": fused}
         inner = AdamW(given, **settings, **how)  # type: ignore[arg-type]
         super().__init__(
-            inner,
-            skeleton,
-            min_ratio=min_ratio,
-            max_multiplier=max_multiplier,
-            relative=relative,
+            inner, skeleton, min_ratio=min_ratio, max_multiplier=max_multiplier, relative=relative
         )

@@ -98,24 +98,24 @@ class Layout:
         spans: block -> flat positions of its edges on the trees, and the number of those before.
         shared: positions of the edges on this device among all edges on the trees, and 1 for those
             that it counts; ``None`` without sharding.
-        ends: memory for the edges on the trees of all devices, and 1.
-        tree: these edges.
-        inverse: memory for the reciprocals of the ends.
-        both: ends and reciprocals.
+        ends: memory for the edges on the trees of all devices (``tree``), and 1.
+        inverse: memory for the reciprocals of the ends; ``both``, of ends and reciprocals.
         edges: for every product, the position there of its first factor.
         jumps: for every product, the product by which it is multiplied, once per doubling of the
             length; ``None``: the trees have products of scales, and are walked.
         factors: positions in the table of all factors by tail, then by head.
-        representatives: those of the unit that represents each chain, the root's included, along
-            both trees.
+        representatives: those of one unit of each chain, along ``T_in``, then along ``T_out``.
         scale: these factors, in the types of the tensors.
-        turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail; then of
-            ``R_head`` and of ``1 / R_tail``, for the edges on the trees on this device (the root's
-            for constant weights).
+        turns: positions in ``[R, 1 / R]`` of ``R_tail``, for all factors by tail.
+        up: positions there of ``R_head``, for the edges on the trees on this device (the root's for
+            constant weights); ``down``, those of ``1 / R_tail``.
         ratio: memory for ``R``.
-        moved: the first of them, and the new weights on the trees, in the types of the tensors.
+        turned: the ratios by tail, in the types of the tensors.
+        moved: the new weights on the trees, in the types of the tensors.
         target: the chain to which an entry contributes: first the sums by tail, then the edges.
         signs: sign of the contribution; 0 if another device counts it.
+        given: memory for the contributions, where the reciprocals of the ends were before;
+            ``given_edges``, those of the edges.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class Layout:
                     pieces.append(side.reshape(-1).numpy())
                 standing[-1].append(place)
             if entry.sums:
-                sums.append(int(counted) * ends[0].reshape(-1).numpy())
+                columns = ends[0] if entry.taps is None else ends[0].expand(entry.taps)
+                sums.append(int(counted) * columns.reshape(-1).numpy())
             edges.append((*found, np.full(entry.count, int(counted))))
         self._create_views(standing, [[*map(len, pieces)] for pieces in sides])
         head, tail, toward, places, counts = map(np.concatenate, zip(*edges, strict=True))
@@ -158,35 +159,27 @@ class Layout:
         self.shared: tuple[Tensor, Tensor] | None = None
         if spread.groups:
             self.shared = self._put(places, np.int64), self._put(counts, np.float64)
-        self.both = self._put(np.ones(2 * self.total + 2), np.float64)
+        target = np.concatenate([*sums, toward])
+        count = self.total + 1
+        memory = self._put(np.ones(count + max(count, len(target))), np.float64)
+        self.both, self.tree = memory[: 2 * count], memory[: count - 1]
         self.ends, self.inverse = self.both.chunk(2)
-        self.tree = self.ends[:-1]
+        self.given = memory[count : count + len(target)]
+        self.given_edges = self.given[len(target) - len(counts) :]
         self._index_products()
         ids, both = len(skeleton.chain), np.concatenate([tails, heads])
         places = np.abs(both) + np.repeat([0, ids], [len(tails), len(heads)])
         places += np.where(both < 0, 2 * ids, 0)
         self.factors = self._put(places)
-        self.representatives = self._put(
-            np.stack([representatives, representatives + ids]), np.int64
-        )
-        turns = [
-            self._ratios_of(tails, False),
-            self._ratios_of(head, False),
-            self._ratios_of(tail, True),
-        ]
-        self.turns = self._put(np.concatenate(turns))
+        self.representatives = self._put(np.concatenate([representatives, representatives + ids]))
+        self.turns, self.up = self._ratios_of(tails, False), self._ratios_of(head, False)
+        self.down = self._ratios_of(tail, True)
         self._ratios = self.ends.new_ones(2 * self.count)
         self.ratio, self._reciprocal = self._ratios.chunk(2)
-        self._turned = self.ends.new_empty(len(self.turns))
-        _, self._up, self._down = self._turned.split_with_sizes([*map(len, turns)])
-        self._moved = self._turned[: len(self.turns) - len(tail)]
-        target = np.concatenate([*sums, toward])
         signs = np.where(target < 0, -1, 1) * skeleton.chain_sign[np.abs(target)]
         signs = signs * np.concatenate([np.full(len(target) - len(counts), -1), counts])
         self.target = self._put(self.chain[np.abs(target)])
-        self.signs = self._put(signs, np.float64)
-        self._given = torch.empty_like(self.signs)
-        self._of_edges = self._given[len(target) - len(counts) :]
+        self.signs = self._put(signs, np.float32)
 
     def _create_views(self, standing: list[list[Place]], sizes: list[list[int]]) -> None:
         """Give every tensor its views of what a step computes."""
@@ -194,47 +187,32 @@ class Layout:
         kinds = {factor_type(entry.parameter.dtype) for entry in self.entries}
         edges = [entry.count for entry in self.entries]
         self.scale = Factors([*tails, *heads], kinds, self._device)
-        exact = {entry.parameter.dtype for entry in self.entries}
-        self.moved = Factors([*tails, *edges], kinds | exact, self._device)
+        self.turned = Factors(tails, kinds, self._device)
+        self.moved = Factors(edges, {entry.parameter.dtype for entry in self.entries}, self._device)
         for number, (entry, (tail, head)) in enumerate(zip(self.entries, standing, strict=True)):
             kind = factor_type(entry.parameter.dtype)
             entry.factors = self.scale.at(tail, kind)
             # (factors by head stand after those by tail)
             entry.factors += self.scale.at(head and (head[0] + len(tails), head[1]), kind)
-            entry.turn = self.moved.at(tail, kind)[0] if entry.sums else None
-            edges_at = len(tails) + number, None
-            entry.tree = self.moved.at(edges_at, entry.parameter.dtype)[0]
-
-    def give(self, sums: list[Tensor], edges: list[Tensor], here: Tensor) -> Tensor:
-        """The contributions to the gradients of all chains.
-
-        Args:
-            sums: products of weights and gradients, summed by tail.
-            edges: gradients of the edges on the trees.
-            here: their weights.
-        """
-        if sums or edges:
-            self._given.copy_(torch.cat([*sums, *edges])).mul_(self.signs)
-            self._of_edges.mul_(here)
-        return self._given
+            entry.turn = self.turned.at(tail, kind)[0] if entry.sums else None
+            entry.tree = self.moved.at((number, None), entry.parameter.dtype)[0]
 
     def turn(self, here: Tensor) -> None:
         """Compute what moves the weights, from the ratios and the weights on the trees."""
         torch.reciprocal(self.ratio, out=self._reciprocal)
-        torch.index_select(self._ratios, 0, self.turns, out=self._turned)
-        self._up.mul_(self._down).mul_(here)
-        self.moved.fill(self._moved)
+        self.turned.fill(self._ratios.index_select(0, self.turns))
+        up, down = (self._ratios.index_select(0, places) for places in (self.up, self.down))
+        self.moved.fill(up.mul_(down).mul_(here))
 
     def _put(self, array: np.ndarray, kind: type = np.int32) -> Tensor:
         return torch.from_numpy(np.asarray(array, kind)).to(self._device)
 
-    def _ratios_of(self, ids: np.ndarray, divides: bool) -> np.ndarray:
+    def _ratios_of(self, ids: np.ndarray, divides: bool) -> Tensor:
         """Positions in ``[R, 1 / R]`` of the factors of ids, which are multiplied or divided by
         them.
         """
         against = np.where(ids < 0, -1, 1) * self.skeleton.chain_sign[np.abs(ids)] < 0
-        found: np.ndarray = self.chain[np.abs(ids)] + self.count * (divides != against)
-        return found
+        return self._put(self.chain[np.abs(ids)] + self.count * (divides != against))
 
     def _complete(
         self, entry: PathTensor, indices: Indices | None
@@ -266,12 +244,12 @@ class Layout:
         lost, chained = torch.from_numpy(skeleton.lost), torch.from_numpy(skeleton.chain != 0)
         dead = lost[tail.abs()] | lost[head.abs()]
         entry.dead = dead.to(tensor.device) if bool(dead.any()) else None
-        if tail.ndim > 1 and tail.shape[0] == 1 and bool(tail.any()):
-            # (one for each column of a matrix, so that inner loops run over rows, not taps)
-            tail = tail.expand(1, *shape[1:])
+        found, columns = tail, (1, *shape[1:])
+        if tail.ndim > 1 and tail.shape[0] == 1 and bool(tail.any()) and tail.shape != columns:
+            entry.taps, found = columns, tail.expand(columns)
         if bool(chained[tail.abs()].any()):
-            entry.reduced = tuple(d for d in range(len(shape)) if tail.shape[d] == 1 != shape[d])
-            entry.sums = tail.numel()
+            entry.reduced = tuple(d for d in range(len(shape)) if found.shape[d] == 1 != shape[d])
+            entry.sums = found.numel()
         flat = np.asarray(flat, np.int64)
         entry.where, entry.count = torch.from_numpy(flat).to(tensor.device), len(flat)
         entry.nothing = tensor.detach().new_zeros(1).expand(entry.count)

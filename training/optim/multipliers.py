@@ -104,11 +104,8 @@ def multipliers(skeleton: Skeleton, *, even: bool = True) -> Multipliers:
     order = sorted(tenths)
     total = np.cumsum([tenths[tenth] for tenth in order])
     median = order[int(np.searchsorted(total, total[-1] / 2))] / 10
-    return Multipliers(dict(decades), _power(median), _power(largest))
-
-
-def _power(exponent: float) -> float:
-    return float(10.0 ** min(max(exponent, -300.0), 300.0))
+    powers = 10.0 ** np.clip([median, largest], -300.0, 300.0)
+    return Multipliers(dict(decades), *powers.tolist())
 
 
 def warn_of_multipliers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,8 +20,8 @@ from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
-from .tensors import Guest, PathTensor, find_spread, local, placement, sharded
-from .trees import choice, digest, edges_of, fingerprint, kept_of, skeleton_of
+from .tensors import Guest, PathTensor, find_spread, local, sharded
+from .trees import choice, digest, edges_of, kept_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
 UNFIT: dict[type[Optimizer], str] = {
@@ -120,7 +121,9 @@ class PathSpace(Shell):
                 )
         warn_of_dead(owner, skeleton)
         linear = all(isinstance(one, SGD) for one in self.optimizers)
-        self.manner = Manner(2 if linear else 1, max_multiplier, bool(relative), min_ratio)
+        self.min_ratio, self.max_multiplier = min_ratio, max_multiplier
+        self.relative = bool(relative)
+        self.manner = Manner(2 if linear else 1, max_multiplier, self.relative, min_ratio)
         # weights at dead units are constant
         self.skeleton = skeleton.live
         # what the state has besides the moments of tensors, from the first step on
@@ -143,21 +146,6 @@ class PathSpace(Shell):
                 warn_of_multipliers(owner, skeleton, self.weights, self.manner)
 
     # --- what it works on
-
-    @property
-    def min_ratio(self) -> float:
-        """The smallest ratio of a path value to its value at the start."""
-        return self.manner.min_ratio
-
-    @property
-    def max_multiplier(self) -> float | None:
-        """The bound of the multipliers."""
-        return self.manner.cap
-
-    @property
-    def relative(self) -> bool:
-        """Whether steps are relative to path values."""
-        return self.manner.relative
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -194,7 +182,9 @@ class PathSpace(Shell):
         spread = find_spread(owner, [(entry.name, entry.parameter) for entry in entries])
         count = len(self.param_groups)
         self.space = PathCoordinates(owner, self.skeleton, entries, spread, count, self.manner)
-        self._memory = placement(entries)
+        self._memory = [entry.seen[:2] for entry in entries]
+        # what a step need not look for again
+        self._seen: list[tuple[object, ...]] = []
         return self.space
 
     def _blocks(self) -> list[int | None]:
@@ -228,6 +218,9 @@ class PathSpace(Shell):
     def _ready(self) -> bool:
         """Whether there are gradients; if so, follow the weights to where they are now."""
         entries = self.space.entries
+        seen = [entry.seen for entry in entries]
+        if seen == self._seen:
+            return True
         found = [grad for entry in entries if (grad := entry.grad) is not None]
         if any(grad.is_sparse or grad.is_complex() for grad in found):
             raise UnsupportedError(
@@ -242,10 +235,11 @@ class PathSpace(Shell):
                     " the model by torch.distributed.fsdp.fully_shard instead."
                 )
             return False
-        if placement(entries) != self._memory:
+        if [kind[:2] for kind in seen] != self._memory:
             self._connect(self._blocks())
             self._follow()
         self.space.look_for_frozen()
+        self._seen = seen
         return True
 
     def _follow(self) -> None:
@@ -266,7 +260,6 @@ class PathSpace(Shell):
         if not self._ready():
             return loss
         kept = self._kept = self._kept or self._started()
-        # (other coordinates, where the memory of weights has changed)
         space = self.space
         inside = space.enter(kept, exact=self._rests(), straight=memoryless(self.optimizers))
         try:
@@ -361,7 +354,7 @@ class PathSpace(Shell):
         """A hash of the two trees, stored in the state, so that a state of
         another skeleton is refused.
         """
-        return fingerprint(self.skeleton)
+        return hashlib.sha256(edges_of(self.skeleton).numpy().tobytes()).hexdigest()
 
     def _mark(self) -> Tensor:
         """A hash of the trees and of the classes of the optimizers."""
@@ -418,7 +411,7 @@ class PathSpace(Shell):
         kept = {
             key: value
             for key, value in super().__getstate__().items()
-            if key not in ("space", "_memory", "_guests")
+            if key not in ("space", "_memory", "_seen", "_guests")
         }
         skeleton = dataclasses.replace(self.skeleton, graph=graph)
         return {**kept, "skeleton": skeleton, "_given": self._blocks()}

@@ -104,11 +104,6 @@ class Shell(Optimizer):
                 " them before; add it to one of its optimizers, and wrap them again."
             )
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients."""
-        for one in self.optimizers:
-            one.zero_grad(set_to_none)
-
     # --- steps
 
     def step(self, closure: Closure | None = None) -> Any:

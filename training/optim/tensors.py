@@ -12,7 +12,7 @@ Weights and gradients are not sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -189,6 +189,7 @@ class PathTensor:
         block: its block of the graph; ``None`` outside path space.
         given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
         factors: its factors by tail and by head, without those that are 1.
+        taps: the shape of one factor by tail for each column of a matrix, where it has less.
         turn: the ratios by tail that divide its weights after a step; ``None`` if no tail is in a
             chain.
         tree: its weights on the trees after a step.
@@ -208,6 +209,7 @@ class PathTensor:
     block: int | None
     given: bool = True
     factors: list[Tensor] = field(default_factory=list)
+    taps: tuple[int, ...] | None = None
     turn: Tensor | None = None
     tree: Tensor = field(default_factory=lambda: torch.zeros(0))
     sums: int = 0
@@ -222,6 +224,13 @@ class PathTensor:
     def grad(self) -> Tensor | None:
         """Its gradient, if the optimizer has it."""
         return self.parameter.grad if self.given else None
+
+    @property
+    def seen(self) -> tuple[object, ...]:
+        """What decides how a step treats it; the layout depends on the first two."""
+        own, grad = self.parameter, self.grad
+        kind = None if grad is None else (grad.layout, grad.dtype)
+        return own.dtype, own.device, own.requires_grad, kind
 
 
 @dataclass(eq=False, slots=True)
@@ -253,11 +262,6 @@ class Guest(NamedTuple):
     value: Tensor
     number: int
     rests: dict[str, Tensor]
-
-
-def placement(entries: Iterable[PathTensor]) -> list[tuple[object, ...]]:
-    """What the layout depends on: type and device of every tensor."""
-    return [(entry.parameter.dtype, entry.parameter.device) for entry in entries]
 
 
 class Factors:
@@ -292,17 +296,23 @@ def factor_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def divided(tensor: Tensor, factors: Sequence[Tensor], in_place: bool) -> Tensor:
-    """A tensor divided by its factors."""
-    found = tensor if in_place else tensor.clone() if not factors else tensor / factors[0]
-    for factor in factors[not in_place :]:
-        found.div_(factor)
-    return found
+def by_column(entry: PathTensor, factor: Tensor) -> Tensor:
+    """A factor by tail for each column of a matrix: inner loops run over rows then, not taps."""
+    return factor if entry.taps is None else factor.expand(entry.taps).contiguous()
+
+
+def factors_of(entry: PathTensor, half: bool) -> list[Tensor]:
+    """The factors of a tensor; one in half precision, where each may be beyond the range."""
+    found = entry.factors
+    if entry.taps is not None:
+        found = [by_column(entry, found[0]), *found[1:]]
+    return [found[0] * found[1]] if half and len(found) == 2 else found
 
 
 def by_tail(entry: PathTensor, products: Tensor) -> Tensor:
     """Numbers of all edges, summed over those with the same tail, flat."""
-    return (products.sum(entry.reduced) if entry.reduced else products).reshape(-1)
+    found = products.sum(entry.reduced) if entry.reduced else products
+    return found if found.dim() == 1 else found.reshape(-1)
 
 
 def summed(entry: PathTensor, weight: Tensor, grad: Tensor) -> Tensor:

@@ -25,15 +25,13 @@ class TreeProducts:
     """The products along both trees.
 
     Attributes:
-        tree: the weights on the trees of all devices, float64.
-        here: those on this device.
+        here: the weights on the trees on this device, float64.
         table: the products along ``T_in`` by id, along ``T_out`` by id, and their reciprocals.
         squares: their squares.
         least: the smallest of these (NaN: not known).
         chains: the path values of all chains; 1 for the root.
     """
 
-    tree: Tensor
     here: Tensor
     table: Tensor
     squares: Tensor
@@ -69,17 +67,18 @@ class TreeProducts:
         squares = table * table
         least = known(squares.min())
         if tree.device.type == "cpu" and not least > 0 and not tree.all():
-            expect_tree_weights(owner, tree, layout)
-        chains = table.take(layout.representatives).prod(0)
-        return cls(tree, here, table, squares, least, chains)
+            expect_tree_weights(owner, layout)
+        pre, suffix = table.index_select(0, layout.representatives).chunk(2)
+        return cls(here, table, squares, least, pre * suffix)
 
 
-def expect_tree_weights(owner: str, tree: Tensor, layout: Layout) -> None:
+def expect_tree_weights(owner: str, layout: Layout) -> None:
     """Refuse weights on the trees that are 0, NaN or infinite.
 
     Raises:
         UnsupportedError: there is one.
     """
+    tree = layout.tree
     bad = (tree == 0) | ~tree.isfinite()
     if not bool(bad.any()):
         return
@@ -107,11 +106,6 @@ def digest(text: str) -> Tensor:
 def choice(skeleton: Skeleton) -> Tensor:
     """A hash of the rule and the seed, which choose other trees for other weights."""
     return digest(f"{skeleton.rule} {skeleton.seed}")
-
-
-def fingerprint(skeleton: Skeleton) -> str:
-    """A hash of the two trees."""
-    return hashlib.sha256(edges_of(skeleton).numpy().tobytes()).hexdigest()
 
 
 def edges_of(skeleton: Skeleton) -> Tensor:
