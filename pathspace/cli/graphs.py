@@ -90,7 +90,7 @@ def verify(
     result: Any
     document = ""
     stage = "Tracing and verifying"
-    with loading(target, inputs, stage, seed=seed, train=train, warn=False) as loaded:
+    with loading(target, inputs, stage, seed=seed, train=train) as loaded:
         found = loaded.call(ps.spaces) if spaces else None
         if claim is not None or proof is not None:
             graph = loaded.call(ps.trace, norm_eps=norm_eps.value)

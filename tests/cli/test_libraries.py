@@ -256,7 +256,7 @@ def test_targets_that_nearly_name_a_library_or_a_configuration(tmp_path: Path) -
     path = written(tmp_path, "bert")
     for spec in (str(path), str(tmp_path)):
         with pytest.raises(
-            ps.InputError, match=f"give transformers:{spec} for the model of a configuration"
+            ps.InputError, match="or transformers:path/to/config.json"
         ):
             load_target(spec)
     with pytest.raises(ps.InputError, match=r"no module 'tim' .*timm"):
