@@ -117,10 +117,6 @@ def _console(record: bool = False) -> Console:
 def plain(value: Any) -> Any:
     """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
     numbers that are not finite.
-
-    Example:
-        >>> plain({"sizes": (1, math.inf), 2: math.nan})
-        {'sizes': [1, None], '2': None}
     """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -74,9 +74,7 @@ def loading(
 
 
 def stage_line(text: str, share: float | None) -> RenderableType:
-    """Return the line for a stage: its name, with rich's markup, after a bar if the share that is
-    done is known.
-    """
+    """The line for a stage: its name, after a bar if the share that is done is known."""
     if share is None:
         return text
     line = Table.grid(padding=(0, 1))
@@ -101,11 +99,7 @@ def deliver(
 ) -> None:
     """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
 
-    Args:
-        facts: what the command found.
-        json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
-        shown: text, or an object that rich renders.
-        aside: show on standard error, because standard output holds the result.
+    ``aside``: show on standard error, because standard output holds the result.
     """
     from json import dumps
 

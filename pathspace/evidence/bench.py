@@ -65,13 +65,6 @@ def bench_copy(
 def in_double(model: nn.Module) -> nn.Module:
     """A copy of a model, with all that it holds in double precision: complex tensors, and those
     that are plain attributes, too, which ``Module.double`` leaves as they are.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(1, 1)
-        >>> layer.turn, layer.table = torch.nn.Parameter(torch.ones(1) * 1j), [torch.ones(1)]
-        >>> in_double(layer).turn.dtype, layer.table[0].dtype
-        (torch.complex128, torch.float64)
     """
 
     def wide(value: Any) -> Any:

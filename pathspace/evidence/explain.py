@@ -150,13 +150,7 @@ def explain(
 
 
 def account(graph: ReductionGraph) -> Explanation:
-    """Account for every parameter of a traced model.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> account(ps.trace(torch.nn.Linear(3, 2), torch.randn(1, 3))).totals
-        {'path_space': 8, 'pinned': 0, 'unused': 0}
-    """
+    """Account for every parameter of a traced model."""
     places: dict[str, str] = {}
     for pin in graph.pinned:
         parts = (pin.op, pin.module and f"in {pin.module}", pin.source)

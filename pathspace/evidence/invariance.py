@@ -141,16 +141,6 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
         weights meet high powers of scales); ``holds``, whether the exact level changes within
         ``tolerance`` (``None`` where it has no units, no output could be seen to change, or
         rounding decides the outputs).
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> levels = measure_levels(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
-        (3, 4, True)
     """
     graph, before = bench.graph, bench.run()
     dtype = bench.resolution(before, any_factor=True)
@@ -190,13 +180,7 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
 
 
 def levels_in_words(levels: Mapping[str, Any]) -> str:
-    """Both levels with their measured changes, in one sentence.
-
-    Example:
-        >>> one = {"units": 3, "dimension": 8, "changes": [{"deviation": 1.0, "change": 2e-16}]}
-        >>> print(levels_in_words({"exact": one, "all": one, "holds": True, "tolerance": 1e-8}))
-        in the unchanged model, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
-    """  # noqa: E501
+    """Both levels with their measured changes, in one sentence."""
 
     def changes(level: Mapping[str, Any]) -> str:
         return ", ".join(
@@ -233,16 +217,6 @@ def trials(bench: Workbench) -> dict[str, Any]:
     Returns:
         ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without
         such a trial), and ``tried``, the number of trials whose outputs are finite and not all 0.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> found = trials(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
-        (3, True, None)
     """
     result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
     if bench.large:
@@ -263,12 +237,7 @@ def trials(bench: Workbench) -> dict[str, Any]:
 
 
 def trials_in_words(found: Mapping[str, Any]) -> str:
-    """The result of :func:`trials` as the end of a sentence.
-
-    Example:
-        >>> trials_in_words({"tried": 3, "rescaling": 1e-16, "unused": None, "sizes": [1.0]})
-        '; with all weights redrawn, in 3 trials at inputs of several sizes, by 1.0e-16'
-    """
+    """The result of :func:`trials` as the end of a sentence."""
     if found["rescaling"] is None and found["unused"] is None:
         return ""
     words = (
@@ -292,14 +261,6 @@ def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
         :func:`pathspace.evidence.proof.space_lines`, each free space with ``change``, the largest
         one relative to the largest output (``None`` if nothing was measured); ``holds``, whether
         all are within ``tolerance``, and ``evidence``.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)).double()
-        >>> x = torch.randn(4, 3).double()
-        >>> bench = Workbench(ps.trace(model, x), model, ((x,), {}))
-        >>> measure_spaces(bench, ps.spaces(model, x))["holds"]
-        True
     """
     lines, whole = space_lines(found), bench.run()
     types = (bench.resolution(whole, any_factor=True), *whole.types)

@@ -137,13 +137,6 @@ def space_lines(found: FeatureSpaces) -> dict[str, Any]:
         ``dimension``, ``ties`` (names that need a tensor of their own), ``free`` (each with its
         group, and the positions along dimensions of parameters on which ``A`` or ``A^-T`` acts
         after gains moved there), and ``rigid`` (with reasons).
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2))
-        >>> (line,) = space_lines(ps.spaces(model, torch.randn(4, 3)))["free"]
-        >>> line["group"], line["dimension"], line["slices"][0]["positions"]
-        ('GL', 64, [0, 1, 2, 3, 4, 5, 6, 7])
     """
     return {
         "dimension": found.dimension,

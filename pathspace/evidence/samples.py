@@ -71,17 +71,7 @@ class Family:
 
 
 def family(graph: Structure, most: int | None = None) -> Family:
-    """The log-scales of a traced model's tensors.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> scales = family(ps.trace(model, torch.randn(1, 2)))
-        >>> scales.matrix.shape, scales.units.shape
-        ((13, 12), (13, 3))
-    """
+    """The log-scales of a traced model's tensors, at most so many."""
     blocks = {block.name: block for block in graph.blocks}
     tensors: list[ScaledTensor] = []
     parts, moves = [], [csr_array((0, graph.expand.shape[1]))]

@@ -104,16 +104,6 @@ class UpperBound(Shown):
 def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:
     """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
     normalisations.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> bound = upper_bound(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> bound.found, bound.at_most
-        (3, 3)
     """
     start = time.thread_time()
     seconds = MOST_SECONDS if most_seconds is None else most_seconds
@@ -288,17 +278,9 @@ def _left_over(
 ) -> list[dict[str, Any]]:
     """Tensors, and their rows, that null vectors move beyond what any found unit moves.
 
-    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars.
-
-    Args:
-        scales: what is named.
-        alive: ``P`` for scalars with an effect and log-scales that move one.
-        used: these log-scales.
-        known: log-scales of the same scalars, as sums of those of the found units.
-        null: null vectors, in columns.
-
-    Returns:
-        Name, size of the movement and rows, the most moved tensor first.
+    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. ``alive`` is ``P``
+    for scalars with an effect and the log-scales ``used``, ``known`` has the log-scales of the same
+    scalars by found units, ``null`` null vectors in columns.
     """
     # (less the nearest found unit to each null vector, by what both do to scalars)
     moves = (alive.T @ known).toarray()
