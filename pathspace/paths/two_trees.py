@@ -185,51 +185,26 @@ class TwoTrees:
         return found
 
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
-        """``pre_v``: product of the weights along ``T_in`` from the root,
-        shape ``(H + 1 + derived,)``.
-
-        Args:
-            weights: weights of the tree's edges, ``(H + 1,)``; by default those of the model.
+        """``pre_v``: product of the weights along ``T_in`` from the root, float64 of shape
+        ``(H + 1 + derived,)``; of given weights of its edges, ``(H + 1,)``, or the model's.
         """
-        values = self.tree_in.gather(self.graph) if weights is None else weights
-        return self._along(self.tree_in, values, entering=True)
+        return self._along(self.tree_in, weights)
 
     def suffixes(self, weights: Tensor | None = None) -> Tensor:
-        """``s_v``: product of the weights along ``T_out`` to the root,
-        shape ``(H + 1 + derived,)``.
-        """
-        values = self.tree_out.gather(self.graph) if weights is None else weights
-        return self._along(self.tree_out, values, entering=False)
+        """``s_v``: product of the weights along ``T_out`` to the root, see :meth:`prefixes`."""
+        products = self._along(self.tree_out, weights)
+        return products.reciprocal() if self.graph.forms.shape[0] else products
 
-    def _along(self, tree: SpanningTree, values: Tensor, entering: bool) -> Tensor:
-        if self.graph.forms.shape[0]:
-            products = self._along_products(tree, values)
-            return products if entering else products.reciprocal()
-        result = torch.ones_like(values)
-        for units_ in tree.rounds:
-            units = torch.from_numpy(units_)
-            own, other = (
-                torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other)
-            )
-            step = torch.where(
-                torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal()
-            )
-            # a forward entering edge: phi_v = own (log w + other phi_parent); the
-            # other three cases are similar
-            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(
-                own * other
-            )
-        return result
-
-    def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        expand = self.graph.expand
+    def _along(self, tree: SpanningTree, weights: Tensor | None) -> Tensor:
+        values, expand = tree.gather(self.graph) if weights is None else weights, self.graph.expand
         negative = (values < 0).numpy().astype(np.int64)
         odd = np.zeros(self.graph.num_units + 1, np.int64)
         for units in tree.rounds:
             parents, rest = expand[tree.parent[units]], tree.rest[units]
             odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
-        sizes, odd = np.exp(self._logs_along(tree, values)), abs(expand) @ odd
-        return torch.from_numpy(sizes * np.where(odd % 2, -1.0, 1.0))
+        with np.errstate(over="ignore"):
+            sizes = np.exp(self._logs_along(tree, values))
+        return torch.from_numpy(sizes * np.where(abs(expand) @ odd % 2, -1.0, 1.0))
 
     def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
         size, expand = values.abs().log().numpy(), self.graph.expand
