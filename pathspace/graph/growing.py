@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 
 from ..errors import InputError, UnsupportedError
 from ..models.values import has_values
@@ -54,7 +53,7 @@ class SpanningTreeBuilder:
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
         self.tree = SpanningTree.without_edges(count)
-        self.forms, self.rest = csr_array(graph.forms), self.tree.rest
+        self.rest = self.tree.rest
         self.rounds: list[np.ndarray] = []
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
@@ -150,28 +149,16 @@ class SpanningTreeBuilder:
         return np.maximum(every, along), along
 
     def _look(self) -> None:
-        """Update which ids are reached, and the unit that alone is missing in an id."""
-        count, derived = len(self._reached), self.forms.shape[0]
-        self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
-        self.lacks = np.concatenate(
-            [np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)]
-        )
-        self.coefficient = np.ones(count + derived, np.int64)
-        if derived:
-            open_ = (~self._reached[1:]).astype(np.int64)
-            lacking = (self.forms != 0).astype(np.int64) @ open_
-            self.reached[count:] = lacking == 0
-            own = self.forms @ open_
-            single = (lacking == 1) & (np.abs(own) == 1)
-            which = (self.forms != 0).astype(np.int64) @ (open_ * np.arange(1, count))
-            self.lacks[count:] = np.where(single, which, 0)
-            self.coefficient[count:] = np.where(single, own, 1)
+        """Update which ids are reached: of a product all of its factors are."""
+        self.reached = abs(self.graph.expand) @ ~self._reached == 0
 
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
         found: list[tuple[np.ndarray, ...]] = []
         for block in blocks:
             rows = self.rows(block, forward)
-            wanted = self.lacks[np.abs(rows.near)] > 0
+            # (what leads to a product of units is left to joint rounds)
+            units = np.abs(rows.near)
+            wanted = (units < len(self._reached)) & ~self.reached[units]
             if not wanted.any():
                 continue
             open_ = self.reached[np.abs(rows.far)] & ~rows.dead
@@ -186,7 +173,7 @@ class SpanningTreeBuilder:
             )
             kept = (score >= 0) | zeros
             if self._floor and choosy:
-                largest = self.largest[forward][self.lacks[np.abs(near)]]
+                largest = self.largest[forward][np.abs(near)]
                 share = score / np.maximum(largest, SMALLEST)
                 large = (share >= self._floor) | (score <= 0)
                 small = share[kept & ~large].max(initial=0.0)
@@ -198,7 +185,7 @@ class SpanningTreeBuilder:
             return False
         source, near, flat, far, score = map(np.concatenate, zip(*found, strict=True))
         # one edge per unit: the best score, and the first of equal ones
-        lacking = self.lacks[np.abs(near)]
+        lacking = np.abs(near)
         top = np.full(len(self._reached), -np.inf)
         np.maximum.at(top, lacking, score)
         good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
@@ -208,12 +195,8 @@ class SpanningTreeBuilder:
         tree.block[units], tree.index[units] = source[best], flat[best]
         tree.forward[units] = forward
         tree.parent[units] = np.abs(far[best])
-        coefficient = self.coefficient[np.abs(near[best])]
-        tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
+        tree.own[units] = np.where(near[best] < 0, -1, 1)
         tree.other[units] = np.where(far[best] < 0, -1, 1)
-        if self.forms.shape[0]:
-            rows = self.graph.expand[np.abs(near[best])]
-            self.rest = self.rest + other_factors(units, rows, coefficient)
         self._reached[units] = True
         self._look()
         self.rounds.append(units)
