@@ -31,7 +31,7 @@ from .models.walk import every_path, unregistered_modules
 from .paths.basis import Path
 from .paths.norms import path_norm
 from .paths.skeleton import Skeleton, choose
-from .shown import Shown
+from .shown import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -130,38 +130,18 @@ class ReductionGraph(Shown, Structure):
         return exponents * LOG_2
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(
-            box=box.SIMPLE, title="Reduction graph", title_justify="left", show_header=False
-        )
-        table.add_column(style="bold")
-        table.add_column(justify="right")
-        table.add_column(overflow="fold")
-        table.add_row("weights", f"{self.num_weights:,}", f"in {len(self.blocks)} tensors")
-        table.add_row(
-            "units",
-            f"{self.num_units:,}",
-            f"free scales; {self.num_exact_units:,} exact, every eps included",
-        )
-        table.add_row(
-            "dimension", f"{self.dimension:,}", "independent path values: weights less units"
-        )
         pins = Counter(pin.op for pin in self.pinned)
-        words = ", ".join(
-            f"{op} ({count})" if count > 1 else op for op, count in pins.most_common(4)
+        words = [f"{op} ({count})" if count > 1 else op for op, count in pins.most_common(4)]
+        words += ["..."] * (len(pins) > 4)
+        exact = f"free scales; {self.num_exact_units:,} exact, every eps included"
+        rows = (
+            ("weights", f"{self.num_weights:,}", f"in {len(self.blocks)} tensors"),
+            ("units", f"{self.num_units:,}", exact),
+            ("dimension", f"{self.dimension:,}", "independent path values: weights less units"),
+            ("pins", f"{len(self.pinned):,}", ", ".join(words)),
+            ("next", "", "graph.skeleton(), ps.verify(model, x), ps.explain(model, x)"),
         )
-        table.add_row(
-            "pins", f"{len(self.pinned):,}", escape(words + (", ..." if len(pins) > 4 else ""))
-        )
-        table.add_row(
-            "next",
-            "",
-            "graph.skeleton(), ps.verify(model, x), ps.explain(model, x)",
-        )
-        return table
+        return text_table("Reduction graph", ("", "", ""), rows, right=(1,))
 
 
 def trace(

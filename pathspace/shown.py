@@ -5,7 +5,7 @@ dictionary for programs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 # characters of a line, and of a value
@@ -112,6 +113,36 @@ def _console(record: bool = False) -> Console:
     from rich.console import Console
 
     return Console(width=WIDTH, no_color=True, record=record, file=io.StringIO())
+
+
+def text_table(
+    title: str | Text,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    right: Sequence[int] = (),
+) -> Table:
+    """Rows of text under a title at the left; without headings, the first column names the rows."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    def plainly(text: str | Text) -> str | Text:
+        return escape(text) if isinstance(text, str) else text
+
+    headed = any(columns)
+    table = Table(
+        box=box.SIMPLE, title=plainly(title) or None, title_justify="left", show_header=headed
+    )
+    for number, column in enumerate(columns):
+        table.add_column(
+            column,
+            overflow="fold",
+            justify="right" if number in right else "left",
+            style="" if headed or number else "bold",
+        )
+    for row in rows:
+        table.add_row(*map(plainly, row))
+    return table
 
 
 def plain(value: Any) -> Any:

@@ -13,8 +13,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ..paths.skeleton import Skeleton
-from ..shown import Shown
-from .certificate import MARKS
+from ..shown import Shown, text_table
+from .certificate import mark
 
 # one number per edge is kept while paths are counted
 MOST_WEIGHTS = 10_000_000
@@ -84,24 +84,16 @@ class Claim(Shown):
         return json.dumps(self.to_dict(), indent=indent)
 
     def __rich__(self) -> Any:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(
-            box=box.SIMPLE, title=f"Claim: {self.name}", title_justify="left", show_header=False
-        )
-        table.add_column(style="bold")
-        table.add_column(overflow="fold")
-        table.add_row("statement", escape(self.statement))
-        table.add_row("source", escape(self.source))
-        table.add_row("verdict", MARKS[self.verdict])
-        table.add_row("evidence", escape(self.evidence))
+        rows: list[tuple[str, Any]] = [
+            ("statement", self.statement),
+            ("source", self.source),
+            ("verdict", mark(self.verdict)),
+            ("evidence", self.evidence),
+        ]
         if self.counterexample is not None:
-            table.add_row("smallest counterexample", escape(self.counterexample["summary"]))
-            for path in self.counterexample["paths"]:
-                table.add_row("", escape(path))
-        return table
+            rows.append(("smallest counterexample", self.counterexample["summary"]))
+            rows += [("", path) for path in self.counterexample["paths"]]
+        return text_table(f"Claim: {self.name}", ("", ""), rows)
 
 
 def printed_skeleton(skeleton: Skeleton) -> Claim:

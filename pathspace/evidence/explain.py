@@ -11,7 +11,7 @@ from torch import nn
 
 from ..inference.reasons import Reason
 from ..reduction import ReductionGraph, trace
-from ..shown import Shown
+from ..shown import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,18 +88,11 @@ class Explanation(Shown):
         }
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        totals = self.totals
+        totals, rows = self.totals, []
         title = (
             f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} outside it,"
             f" {totals['unused']:,} unused; {len(self.graph.pinned):,} operations fix scales"
         )
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for column in ("parameter", "shape", "status", "scales", "why"):
-            table.add_column(column, overflow="fold")
         for entry in self.parameters:
             shape = "x".join(map(str, entry.shape)) or "scalar"
             free, why = "", [entry.by] if entry.by else []
@@ -109,8 +102,8 @@ class Explanation(Shown):
                 if entry.unused:
                     why.append(f"{entry.unused:,} of its scalars unused")
             why += [str(reason) for reason in self.reasons if reason.parameter == entry.name]
-            table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
-        return table
+            rows.append((entry.name, shape, entry.status, free, "\n".join(why)))
+        return text_table(title, ("parameter", "shape", "status", "scales", "why"), rows)
 
 
 def explain(
