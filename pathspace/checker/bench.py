@@ -89,9 +89,6 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     The symmetry of a normalisation is exact without its epsilon, which torch requires to be
     positive. Normalisations by running statistics keep it, because the variance can be changed so
     that its sum with the epsilon is rescaled.
-
-    Returns:
-        The model and its inputs, in one precision.
     """
     import torch
 
@@ -220,11 +217,7 @@ def scale_exponents(
 
 
 class Runner:
-    """A copy of a model and its inputs, which runs at numbers that are drawn for both.
-
-    Raises:
-        Rejected: the model cannot be copied.
-    """
+    """A copy of a model and its inputs, which runs at numbers that are drawn for both."""
 
     def __init__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         import torch

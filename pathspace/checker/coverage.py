@@ -20,12 +20,7 @@ GATES = RECTIFIERS | {"abs", "clamp", "clamp_min", "hardtanh"}
 
 
 class Coverage:
-    """Counts of what was seen while outputs were compared.
-
-    Args:
-        blocks: the tensors of a document.
-        tolerance: relative change of the outputs that counts as rounding.
-    """
+    """Counts of what was seen of a document's tensors while outputs were compared."""
 
     def __init__(self, blocks: list[Tensor], tolerance: float) -> None:
         self._clear = CLEAR * tolerance

@@ -100,12 +100,7 @@ def rescale_copy(
 
 
 class _Bench(Runner):
-    """A copy of a model, its inputs, and the entries of a document for its tensors.
-
-    Raises:
-        Rejected: the document does not list a parameter, or lists a tensor that
-            the model does not have.
-    """
+    """A copy of a model, its inputs, and the entries of a document for its tensors."""
 
     def __init__(
         self,
@@ -129,24 +124,15 @@ class _Bench(Runner):
         self._see_all_parameters(
             [block.name for block in blocks] + document["pinned"] + document["unused"]
         )
-        masks = [
-            (block.name, torch.from_numpy(block.unused))
-            for block in blocks
-            if block.unused is not None
-        ]
-        alone = [
-            (name, torch.ones(1, dtype=torch.bool))
-            for name in document["unused"]
-            if name in self.named
-        ]
-        self.masks = masks + alone
+        unused = {block.name: block.unused for block in blocks if block.unused is not None}
+        whole = {name: np.ones(1, bool) for name in document["unused"] if name in self.named}
+        self.masks = [(name, torch.from_numpy(mask)) for name, mask in (unused | whole).items()]
         self.products, self.units = read_products(document), document["units"]
-        self.shifts = {block.name: block.shift for block in blocks if block.shift}
         # a normalisation divides by the running variance plus its epsilon: the sum is rescaled
-        statistics = (
-            entry for entry in document["statistics"] if entry["var"] and entry.get("eps")
-        )
-        self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
+        statistics = [entry for entry in document["statistics"] if entry["var"]]
+        shifts = {block.name: block.shift for block in blocks}
+        shifts |= {entry["var"]: entry.get("eps", 0.0) for entry in statistics}
+        self.shifts = {name: shift for name, shift in shifts.items() if shift}
         self.differentiable = True
         self.exponents = np.random.default_rng(0)
 
@@ -183,11 +169,8 @@ class _Bench(Runner):
 
         if not self.differentiable:
             return {}
-        wanted = {
-            name: self.named[name] for name, _, _ in self.sides if has_scale(self.named[name])
-        }
-        wanted = {name: value for name, value in wanted.items() if value.is_leaf}
-        parameters = {n: v for n, v in wanted.items() if isinstance(v, torch.nn.Parameter)}
+        held = {name: self.named[name] for name, _, _ in self.sides}
+        parameters = {n: v for n, v in held.items() if isinstance(v, torch.nn.Parameter)}
         try:
             with torch.enable_grad():
                 outputs = self.outputs()

@@ -75,12 +75,8 @@ def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    """One edge for every unit, in the order of units.
-
-    Attributes:
-        edge: a unique number for each edge.
-        tail: units (or products) at the tails, without their signs.
-        head: units (or products) at the heads, without their signs.
+    """One edge for every unit, in the order of units: its unique number, and the units (or
+    products) at its ends without their signs.
     """
 
     edge: np.ndarray

@@ -180,7 +180,7 @@ class Certificate(Shown):
 
 
 def mark(holds: bool | None, level: str = "") -> Text:
-    """A verdict in a word and its colour, with the level at which it holds."""
+    """A verdict as a coloured word, with the level at which it holds."""
     from rich.text import Text
 
     return Text.assemble(MARKS[holds], f" {level}" if holds and level else "")

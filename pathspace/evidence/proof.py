@@ -87,15 +87,8 @@ def proof(
             for block in graph.blocks
         ],
         "products": [
-            [
-                [int(unit) + 1, int(times)]
-                for unit, times in zip(
-                    forms.indices[forms.indptr[i] : forms.indptr[i + 1]],
-                    forms.data[forms.indptr[i] : forms.indptr[i + 1]],
-                    strict=True,
-                )
-            ]
-            for i in range(forms.shape[0])
+            [[int(unit) + 1, int(times)] for unit, times in zip(row.indices, row.data, strict=True)]
+            for row in (forms[[i]] for i in range(forms.shape[0]))
         ],
         "statistics": [
             {

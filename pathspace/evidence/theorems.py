@@ -84,46 +84,31 @@ def theorem1(
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
     if network is None or matrix is None:
-        words = (
-            "every circulation is an integer combination, by the two trees, which were checked edge"
-            " by edge"
-        )
-        return {
-            "holds": problem is None,
-            "evidence": problem or words,
-            "paths": None,
-            "exhaustive": False,
-        }, None
+        words = "every circulation is an integer combination, by two trees checked edge by edge"
+        found = {"holds": problem is None, "evidence": problem or words}
+        return found | {"paths": None, "exhaustive": False}, None
     walks = list(islice(network.walks(), ENUMERATED + 1))
     exhaustive = len(walks) <= ENUMERATED
     total = len(walks[:ENUMERATED])
     if total > CHECKED:
         walks = [walks[i] for i in np.random.default_rng(0).choice(total, CHECKED, replace=False)]
     if not walks:
-        return {
-            "holds": None,
-            "evidence": "the network has no path through weights",
-            "paths": 0,
-            "exhaustive": True,
-        }, None
+        words = "the network has no path through weights"
+        return {"holds": None, "evidence": words, "paths": 0, "exhaustive": True}, None
     vectors = np.zeros((len(walks), graph.num_weights), np.int64)
     for row, walk in enumerate(walks):
         np.add.at(vectors[row], [edge for edge in network.edges(walk) if edge >= 0], 1)
     coefficients = basis.coefficients(vectors)
     wrong = np.flatnonzero((whole_product(coefficients, matrix) != vectors).any(1))
     largest = int(np.abs(coefficients).max(initial=0))
-    number = (
-        f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
-    )
+    number = f"{'' if exhaustive else 'more than '}{total:,} unrolled paths"
     words = f"all {number}" if total == len(walks) else f"{len(walks):,} of {number}"
     words += f" have integer coefficients, largest {largest}"
+    if len(wrong):
+        words = f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
     evidence = {
         "holds": len(wrong) == 0,
-        "evidence": (
-            f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
-            if len(wrong)
-            else words
-        ),
+        "evidence": words,
         "paths": len(walks),
         # (a batch may be too small for every row of one table to meet those of another)
         "exhaustive": exhaustive and total == len(walks) and network.rows_meet,
@@ -236,18 +221,12 @@ def theorem3(
         triangular = _triangular(basis.skeleton)
         words = f"{graph.num_units:,} independent gauge generators bound the rank from above, "
         words += f"{count:,} triangular basis paths from below"
-        return (
-            {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"},
-            None,
-            "certificate",
-        )
+        found = {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"}
+        return found, None, "certificate"
     rank = modular_rank(formed)
-    words = (
-        f"{count:,} basis paths of rank {rank:,} = m - H"
-        if rank == wanted == count
-        else f"{count:,} basis paths of rank {rank:,}, m - H = {wanted:,}"
-    )
     holds = rank == count == wanted
+    words = f"{count:,} basis paths of rank {rank:,}"
+    words += " = m - H" if holds else f", m - H = {wanted:,}"
     matrix = "rank of the basis paths"
     if vectors is not None and not cuts and len(vectors):
         every = modular_rank(vectors)
