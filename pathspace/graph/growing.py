@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..errors import InputError, UnsupportedError
 from ..models.values import has_values
@@ -89,24 +90,15 @@ class SpanningTreeBuilder:
 
     def reach(self) -> np.ndarray:
         """Grow as far as possible, forward edges first; the units not reached."""
-        blocks = range(len(self.graph.blocks))
-        frozen = (
-            []
-            if self.blind
-            else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
-        )
+        blocks = list(range(len(self.graph.blocks)))
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = []
-        for chosen, forward in (
-            (matrices, True),
-            (list(blocks), True),
-            (matrices, False),
-            (list(blocks), False),
-        ):
-            first = [i for i in chosen if i in frozen]
-            if 0 < len(first) < len(chosen):
-                stages.append((first, forward, False))
-            stages.append((chosen, forward, True))
+        for forward in (True, False):
+            for chosen in (matrices, blocks):
+                frozen = list(filter(self._frozen, chosen))
+                if len(frozen) < len(chosen):
+                    stages.append((frozen, forward, False))
+                stages.append((chosen, forward, True))
         zeros = self.blind
         while not self._reached.all():
             self._next_floor = 0.0
@@ -125,8 +117,11 @@ class SpanningTreeBuilder:
             zeros = True
         return np.flatnonzero(~self._reached)
 
-    def _name(self, block: int) -> str:
-        return self.graph.blocks[block].name
+    def _parameter(self, block: int) -> nn.Parameter:
+        return self.graph.parameters[self.graph.blocks[block].name]
+
+    def _frozen(self, block: int) -> bool:
+        return not self.blind and not self._parameter(block).requires_grad
 
     @cached_property
     def logs(self) -> np.ndarray:
@@ -167,10 +162,7 @@ class SpanningTreeBuilder:
             if len(position) == 0:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
-            near, far = (
-                rows.near[position],
-                rows.far[rows.which[position], column % rows.far.shape[1]],
-            )
+            near, far = rows.near[position], rows.far[rows.which[position], column % open_.shape[1]]
             kept = (score >= 0) | zeros
             if self._floor and choosy:
                 largest = self.largest[forward][np.abs(near)]
@@ -212,7 +204,7 @@ class SpanningTreeBuilder:
                 lines = zip(entry.shape, steps, strict=True)
                 on_lines = np.concatenate([np.arange(n) * step for n, step in lines])
                 flat = np.intersect1d(flat, on_lines)
-            parameter = self.graph.parameters[entry.name]
+            parameter = self._parameter(block)
             if not zeros and has_values(parameter):
                 values = parameter.detach().reshape(-1)[torch.from_numpy(flat)]
                 flat = flat[(values != 0).cpu().numpy()]
@@ -247,7 +239,7 @@ class SpanningTreeBuilder:
             np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         )
         flat = rows.flat(position, column) + rows.tap
-        parameter = self.graph.parameters[self._name(block)]
+        parameter = self._parameter(block)
         if self.blind or not has_values(parameter):
             return flat, column, score
         # a skeleton weight must not be 0: take the first of its row that is not
@@ -262,14 +254,8 @@ class SpanningTreeBuilder:
         self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row its largest open edge, else its first that is not 0."""
-        weight = self.graph.blocks[block].values(
-            self.graph.parameters[self.graph.blocks[block].name]
-        )
-        table = (
-            weight.permute(rows.order).reshape(rows.shape)
-            if weight.dim()
-            else weight.reshape(1, 1, 1)
-        )
+        weight = self.graph.blocks[block].values(self._parameter(block))
+        table = weight.permute(rows.order).reshape(rows.shape)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []
         measured = self.rule == "magnitude"
