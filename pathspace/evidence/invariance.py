@@ -163,11 +163,12 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
 def levels_in_words(levels: Mapping[str, Any]) -> str:
     """Both levels with their measured changes, in one sentence."""
 
-    def changes(level: Mapping[str, Any]) -> str:
-        return ", ".join(
+    def told(level: Mapping[str, Any], units: str) -> str:
+        changes = (
             f"{entry['change']:.1e} (phi ~ N(0, {entry['deviation'] ** 2:g}))"
             for entry in level["changes"]
         )
+        return f"by {', '.join(changes)} when {level['units']:,} {units} are rescaled"
 
     exact, every = levels["exact"], levels["all"]
     words = "in the unchanged model, eps included: "
@@ -175,20 +176,10 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         return words + "there are no units to rescale"
     if not every["changes"]:
         return "nothing was measured, as tensors have no values"
-    if exact["units"] == every["units"]:
-        return (
-            f"{words}outputs change by {changes(every)} when its {every['units']:,} units are"
-            " rescaled"
-        )
-    if exact["units"]:
-        words += (
-            f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are"
-            " rescaled, "
-        )
-    return (
-        f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at"
-        " eps = 0)"
-    )
+    parts = [told(exact, "exact units")] if exact["units"] else []
+    if exact["units"] < every["units"]:
+        parts.append(told(every, "units, exact at eps = 0 only,"))
+    return f"{words}outputs change {', '.join(parts)}"
 
 
 def trials(bench: Workbench) -> dict[str, Any]:

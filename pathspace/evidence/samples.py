@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -39,13 +40,9 @@ AT_ONCE, AT_ONCE_NUMBERS = 64, 2**25
 
 @dataclass(frozen=True, eq=False)
 class ScaledTensor:
-    """A parameter, or a running mean or variance of a normalisation.
-
-    Attributes:
-        name: of the parameter or buffer.
-        scalars: which scalars of the model it holds, in the order of ``P``.
-        columns: its log-scales; a running mean shares those of its variance.
-        rows: how many of these, from the first, are log-scales of rows.
+    """A parameter, or a running mean or variance of a normalisation: which scalars of the model it
+    holds, in the order of ``P``, and its log-scales (a running mean shares those of its variance),
+    of which the first ``rows`` are those of rows.
     """
 
     name: str
@@ -56,13 +53,9 @@ class ScaledTensor:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """All log-scales of a model.
-
-    Attributes:
-        tensors: what holds the scalars, in order.
-        matrix: ``P``, sparse ``(scalars, R)``; 2 in the rows of a variance.
-        units: the log-scale of every scalar as a sum of those of the units that were found,
-            sparse ``(scalars, H)``.
+    """All log-scales of a model: ``matrix`` is ``P``, sparse ``(scalars, R)``, with 2 in the rows
+    of a variance; ``units`` has the log-scale of every scalar as a sum of those of the units that
+    were found, sparse ``(scalars, H)``.
     """
 
     tensors: tuple[ScaledTensor, ...]
@@ -227,12 +220,7 @@ class Sampler:
         inputs = scaled(other_inputs(given, seed, seed % 2 == 1) or given, 10**exponent)
         # (without detaching anything the derivatives are those of the function, but the model may
         # not run that way, or not take inputs that were drawn)
-        for args, way in (
-            (inputs, IgnoreDetach),
-            (inputs, nullcontext),
-            (given, IgnoreDetach),
-            (given, nullcontext),
-        ):
+        for args, way in product((inputs, given), (IgnoreDetach, nullcontext)):
             try:
                 with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad(), way():
                     seed_torch(seed)

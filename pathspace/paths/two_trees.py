@@ -14,8 +14,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from ..errors import InputError
@@ -130,35 +128,22 @@ class TwoTrees:
         return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
 
     @cached_property
-    def _chains(self) -> tuple[np.ndarray, np.ndarray]:
-        count = len(self.tree_in.block)
-        if self.graph.forms.shape[0]:
-            # one tree for both directions: there are no p_v
-            every = self.graph.expand.shape[0]
-            return np.zeros(every, np.int64), np.ones(every, np.int64)
-        units = self.shared
-        tree = self.tree_in
-        sign = tree.own[units] * tree.other[units]
-        # p_v = sign * p_parent for every edge in both trees; solved as
-        # components of the doubled graph
-        ends = (
-            np.concatenate([2 * units, 2 * units + 1, [0]]),
-            np.concatenate(
-                [2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]
-            ),
-        )
-        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
-        _, label = connected_components(matrix, directed=False)
-        plus, minus = label[0::2], label[1::2]
-        key = np.minimum(plus, minus)
-        values, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        number = np.empty(len(values), np.int64)
-        number[order] = np.arange(len(values))
-        positive = plus[first] <= minus[first]
-        # the first unit of a chain represents it, with sign +1
-        signs = np.where((plus <= minus) == positive[inverse], 1, -1)
-        return number[inverse], signs
+    def _chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Number and sign of every unit's chain, and the units that the chains begin with."""
+        tree, graph = self.tree_in, self.graph
+        # where one tree serves both directions there are no p_v
+        rounds = () if graph.forms.shape[0] else tree.rounds
+        first = np.zeros(graph.expand.shape[0], np.int64)
+        signs = np.ones(len(first), np.int64)
+        joined = np.isin(np.arange(len(first)), self.shared)
+        for units in rounds:
+            # p_v = +-p_parent for every edge in both trees
+            parents, same = tree.parent[units], joined[units]
+            sign = tree.own[units] * tree.other[units] * signs[parents]
+            first[units] = np.where(same, first[parents], units)
+            signs[units] = np.where(same, sign, 1)
+        starts, number = np.unique(first, return_inverse=True)
+        return number, signs, starts[1:]
 
     @property
     def chain(self) -> np.ndarray:
@@ -175,14 +160,12 @@ class TwoTrees:
     @property
     def num_chains(self) -> int:
         """Number of distinct non-zero ``p_k``."""
-        return int(self.chain.max(initial=0))
+        return len(self.representatives)
 
     @property
     def representatives(self) -> np.ndarray:
-        """The first unit of every chain, whose sign is +1."""
-        positive = np.flatnonzero((self.chain > 0) & (self.chain_sign > 0))
-        found: np.ndarray = positive[np.unique(self.chain[positive], return_index=True)[1]]
-        return found
+        """The unit with which each chain begins in ``T_in``, whose sign is +1."""
+        return self._chains[2]
 
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
         """``pre_v``: product of the weights along ``T_in`` from the root, float64 of shape
