@@ -84,7 +84,7 @@ class LocalPaths(Unrolled):
         logs = self._logs(p)
         values = [
             _summed(ids, logs)
-            if not isinstance(real, Tensor) or real.is_floating_point() or real.is_complex()
+            if not isinstance(real, Tensor) or real.is_floating_point()
             else torch.zeros(shape_of(real), dtype=real.dtype).as_subclass(Unknown)
             for ids, real in zip(self.ids, pytree.tree_leaves(self.call.shown), strict=True)
         ]
