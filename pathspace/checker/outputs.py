@@ -64,8 +64,8 @@ def rescale_copy(
     outputs of a copy.
 
     First the unchanged model at the given inputs, then other weights and inputs, until every
-    weight has had an effect several times and every gate was seen on both sides: what a network
-    does not show at some numbers, it shows at others.
+    weight has had an effect several times: what a network does not show at some numbers, it shows
+    at others.
 
     Returns:
         Why no change could be visible, or ``""``; and what was never seen.
@@ -89,11 +89,10 @@ def rescale_copy(
         draw += 1
         if bench.draw(draw) is None:
             continue
-        coverage.look(bench.derivatives())
-        before = coverage.watch(bench.run)
+        effects, before = bench.derivatives(), bench.run()
         if bench.compare(before, largest, tolerance, times=1):
             compared = True
-            coverage.count()
+            coverage.count(effects)
     if not compared:
         return "all outputs are 0, or rounding errors", []
     return "", coverage.unseen()

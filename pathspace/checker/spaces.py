@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from .bench import Runner, could_change, relative_change
-from .coverage import recorder_of_gates
 from .document import Rejected, integers, require
 
 # group -> its dimension for matrices of n rows
@@ -196,15 +195,13 @@ def rotate_copy(
         Why no change could be visible, or ``""``.
     """
     bench = _Bases(spaces, ties, model, args, kwargs)
-    before, recorder = bench.begin(), recorder_of_gates()
-    with recorder:
-        bench.run()
-    limit = max(tolerance, min(ROUNDING * recorder.eps, LOOSEST))
-    compared = could_change(before) and bench.compare(before, limit, recorder.eps)
+    before, eps = bench.begin(), bench.coarsest_eps()
+    limit = max(tolerance, min(ROUNDING * eps, LOOSEST))
+    compared = could_change(before) and bench.compare(before, limit, eps)
     for number in range(1, DRAWS + 1):
         drawn = bench.draw(number, "unit")
         if drawn is not None:
-            compared = bench.compare(drawn, limit, recorder.eps) or compared
+            compared = bench.compare(drawn, limit, eps) or compared
     return "" if compared else "all outputs are 0, or rounding errors"
 
 
@@ -231,6 +228,26 @@ class _Bases(Runner):
             self.model.get_submodule(path)._parameters[key] = twin
         self.named = dict(self.model.named_parameters(remove_duplicate=False))
         check_places(spaces, self.named, ())
+
+    def coarsest_eps(self) -> float:
+        """The ``eps`` of the coarsest type of numbers that the model computes with."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        types = {torch.float64}
+
+        class Recorder(TorchDispatchMode):
+            supports_higher_order_operators = True
+
+            def __torch_dispatch__(self, func, types_, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                result = func(*args, **(kwargs or {}))
+                if getattr(result, "dtype", torch.int64).is_floating_point:
+                    types.add(result.dtype)
+                return result
+
+        with Recorder():  # type: ignore[no-untyped-call]
+            self.run()
+        return max(torch.finfo(kind).eps for kind in types)
 
     def compare(self, before: Any, tolerance: float, eps: float) -> bool:
         """Let random elements of all groups act: the outputs must not change.
