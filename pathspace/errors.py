@@ -30,9 +30,7 @@ class CaptureError(PathspaceError, ValueError):
 
 
 class UnsupportedError(PathspaceError, ValueError):
-    """The request is meaningful, but outside what is supported; the
-    message says what is supported.
-    """
+    """The request has a meaning, but is not supported; the message says what is."""
 
 
 # internal terms of torch, which users do not know
@@ -46,9 +44,7 @@ _LONGEST = 240
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message without its full stop; a general phrase if it has
-    internal terms of torch.
-    """
+    """The first line of an error's message, or a general phrase for internal terms of torch."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = (lines[0] if lines else type(error).__name__).rstrip(".")
     if _INTERNAL.search(line):

@@ -75,9 +75,7 @@ class ReductionGraph(Shown, Structure):
             yield Path.from_edges(self, unrolled.edges(walk))
 
     def reasons(self) -> tuple[Reason, ...]:
-        """For every fixed scale, the shortest chain of operations to the root
-        (:func:`pathspace.inference.reasons.reasons`).
-        """
+        """For every fixed scale, the shortest chain of operations to the root."""
         return reasons(self)
 
     def path_norm(

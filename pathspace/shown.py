@@ -26,9 +26,7 @@ PAGE = (
 
 
 class Shown:
-    """A result: a data class with a row for each field, a text of its own (``__str__``), or a
-    table of its own (``__rich__``).
-    """
+    """A result: a data class with a row for each field, or with a text or table of its own."""
 
     def __rich__(self) -> RenderableType:
         from rich.table import Table
@@ -146,9 +144,7 @@ def text_table(
 
 
 def plain(value: Any) -> Any:
-    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
-    numbers that are not finite.
-    """
+    """Values for JSON, at any depth; ``None`` for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -27,9 +27,7 @@ LEAST_DRAWS, MOST_DRAWS, SECONDS = 12, 400, 30.0
 def compare_tensors(
     document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]
 ) -> None:
-    """Check a model's tensors one by one: their shapes and, if they have values,
-    that tree weights are not 0.
-    """
+    """Check shapes of a model's tensors and, with values, that no tree weight is 0."""
     sides = [document["trees"][side] for side in ("in", "out")]
     units = document["units"]
     trees = [

@@ -46,9 +46,7 @@ class MovedGain:
 
 @dataclass(frozen=True)
 class BasisSlice:
-    """Positions along a dimension of a parameter, shape ``(count, size)``, on which a group acts
-    by ``A``, or by ``A^-T`` (``dual``).
-    """
+    """Positions ``(count, size)`` along a dimension on which ``A``, or ``A^-T``, acts."""
 
     parameter: str
     dim: int
@@ -76,9 +74,7 @@ class FreeSpace:
 
 
 def read_spaces(document: Mapping[str, Any]) -> tuple[list[FreeSpace], list[str]]:
-    """Read the spaces of a document, if it has any, and the names of tensors whose ties are cut;
-    dimensions are counted.
-    """
+    """The spaces of a document, and the names of tensors whose ties are cut."""
     if "spaces" not in document:
         return [], []
     section = document["spaces"]
@@ -280,9 +276,7 @@ class _Bases(Runner):
         )
 
     def _element(self, space: FreeSpace) -> Any:
-        """A random matrix of the group for each block: the orthogonal factor of a random matrix,
-        and for groups without a length something more.
-        """
+        """A random matrix for each block: orthogonal, and more for groups without a length."""
         import torch
 
         n, count = space.size, space.count

@@ -30,9 +30,7 @@ Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
-    """The model that a target names, in evaluation mode, without numbers in its parameters where
-    there are more than :data:`LARGE`, and example inputs, or ``None`` where none can be made up.
-    """
+    """The model that a target names, in evaluation mode, and example inputs, or ``None``."""
     library, _, name = spec.partition(":")
     try:
         package = importlib.import_module(
@@ -57,9 +55,7 @@ def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
 
 
 def _made(make: Make) -> tuple[nn.Module, Example | None]:
-    """The model without numbers, or with them if it is small, or if it runs parts of
-    itself while it is built.
-    """
+    """The model without numbers, or with them if it is small or runs while it is built."""
     try:
         with without_weights():
             model, example = make()

@@ -62,9 +62,7 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
 def loading(
     target: str, inputs: Sequence[str] | None, stage: str, **options: Any
 ) -> Iterator[Target]:
-    """Load a target, and show the progress of this and of the stage after it; for the options see
-    :func:`pathspace.cli.target.load_target`.
-    """
+    """Load a target with progress, and show a stage; options are those of ``load_target``."""
     from .target import load_target
 
     with show_progress("Loading", target) as status:

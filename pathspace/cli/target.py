@@ -137,9 +137,7 @@ def load_target(
 
 
 def find_object(spec: str) -> Any:
-    """Import the module or file in ``package.module:name`` or ``path/to/file.py:name``, and return
-    the object that it names.
-    """
+    """Import a module or file, and return the object that is named after the colon."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place.strip() or not name.strip():
         form = f"{_FORM}, or transformers:path/to/config.json"

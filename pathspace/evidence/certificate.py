@@ -80,17 +80,13 @@ class Certificate(Shown):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing fails: no theorem is refuted, and the invariance and that of spaces are
-        within their tolerances.
-        """
+        """Whether no theorem is refuted, and all measured changes are within tolerances."""
         parts = (self.theorem1, self.theorem2, self.theorem3, self.invariance, self.spaces)
         return all(part.get("holds") is not False for part in parts)
 
     @property
     def level(self) -> str:
-        """At which level the verdicts on all units hold: exactly, as the model
-        stands, or at ``eps = 0`` only.
-        """
+        """At which level verdicts on all units hold: exactly, or at ``eps = 0`` only."""
         return "at eps = 0" if self.units_exact < self.units else "exactly"
 
     def to_dict(self) -> dict[str, Any]:

@@ -168,9 +168,7 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
 
 
 def _ways(edges: list[tuple[int, int]], units: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of walks root -> v and v -> root along skeleton edges, as Python's integers; the
-    skeleton has no circle.
-    """
+    """Numbers of walks root -> v and v -> root on the skeleton, which has no circle."""
     entering: dict[int, list[int]] = {unit: [] for unit in range(1, units + 1)}
     before, after = (np.array([0] * (units + 1), dtype=object) for _ in range(2))
     for u, v in edges:

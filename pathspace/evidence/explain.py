@@ -43,9 +43,7 @@ class ParameterStatus:
 
     @property
     def status(self) -> str:
-        """One word: ``"path space"``, ``"pinned"`` or ``"unused"``, or the first of
-        them that applies to a part.
-        """
+        """``"path space"``, ``"pinned"`` or ``"unused"``: the first that applies to a part."""
         return "path space" if self.path_space else "pinned" if self.pinned else "unused"
 
 
@@ -73,9 +71,7 @@ class Explanation(Shown):
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """For every fixed scale, the shortest chain of operations to the root
-        (found when first asked for).
-        """
+        """For every fixed scale, the shortest chain of operations to the root."""
         return self.graph.reasons()
 
     def to_dict(self) -> dict[str, Any]:

@@ -56,9 +56,7 @@ WIDEST = 16.0
 
 
 def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Evidence for the certificate, and how many rectifiers switched of how many seen under the
-    rescaling.
-    """
+    """Evidence for the certificate, and how many rectifiers switched of how many seen."""
     graph, (before, drawn) = bench.graph, (bench.run(), 0)
     dtype = bench.resolution(before)
     tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))

@@ -191,9 +191,7 @@ def _array(ids: Tensor) -> dict[str, Any]:
 
 
 def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
-    """Integers as a list, or as runs ``[first, step, count]``, because ids
-    of units mostly count up.
-    """
+    """Integers as a list, or as runs ``[first, step, count]``: ids mostly count up."""
     if len(values) <= SHORT:
         return list(values.tolist())
     step = np.diff(values)

@@ -241,9 +241,7 @@ class Sampler:
         return weights, joined[torch.isfinite(joined)]
 
     def _weight(self, name: str, weight: Tensor) -> Tensor:
-        """The model's weights twice, then in turn: weights near them, new ones, and new ones
-        with few dead units.
-        """
+        """The model's own weights twice, then near ones, new ones, and mostly positive ones."""
         kind = self.runs % 3
         if self.runs < 2 and bool(weight.any()):
             return weight.clone()

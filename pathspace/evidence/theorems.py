@@ -38,9 +38,7 @@ ROUNDED_AWAY = (
 
 
 def enumerable(graph: Structure) -> Unrolled | None:
-    """The unrolled network, or ``None`` if it is too large to enumerate or has
-    quotients, which have no paths.
-    """
+    """The unrolled network; ``None`` if it is too large, or has quotients (no paths)."""
     if graph.num_weights > MATRIX_WEIGHTS:
         return None
     for node in graph.captured.graph.graph.nodes:
@@ -56,9 +54,7 @@ def enumerable(graph: Structure) -> Unrolled | None:
 
 
 def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
-    """Check against the weight blocks that each edge of a tree connects its unit
-    to units reached before.
-    """
+    """Why an edge of a tree does not connect its unit to units reached before."""
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
     ends = np.zeros((2, graph.num_units + 1), np.int64)
@@ -78,9 +74,7 @@ def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
 def theorem1(
     basis: BasisPaths, network: Unrolled | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Theorem 1: every path of the unrolled network is an integer combination of basis paths; with
-    the counting vectors of the enumerated paths.
-    """
+    """Theorem 1: paths are integer combinations of basis paths; with counting vectors."""
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
     if network is None or matrix is None:
@@ -134,9 +128,7 @@ def _matrix(basis: BasisPaths) -> csr_array | None:
 def theorem2(
     basis: BasisPaths, bench: Workbench, invariance: tuple[dict[str, Any], tuple[int, int]]
 ) -> dict[str, Any]:
-    """Theorem 2: path values and the signs of ``T_out`` determine outputs and
-    activations: rebuild the network.
-    """
+    """Theorem 2: path values and signs determine activations: rebuild the network."""
     graph, skeleton, model = basis.graph, basis.skeleton, bench.model
     if bench.large:
         evidence, (wrong, total) = invariance
@@ -246,9 +238,7 @@ def theorem3(
 
 
 def _triangular(skeleton: TwoTrees) -> bool:
-    """Whether the basis without the columns of ``T_out`` is triangular: one unshared
-    edge enters every chain.
-    """
+    """Whether the basis is triangular outside ``T_out``: one unshared edge enters each chain."""
     # ids beyond the units are products of scales, which have no chain
     units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
     entered = skeleton.chain[units]

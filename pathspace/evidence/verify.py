@@ -158,9 +158,7 @@ def verify(
 
 
 def _shapes_only(model: nn.Module, inputs: Any) -> bool:
-    """Whether a tensor of the model or of its inputs has no values, so that
-    nothing can be measured.
-    """
+    """Whether a tensor of the model or of its inputs has no values to measure with."""
     held = (*model.parameters(), *model.buffers(), *leaves(inputs))
     return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
 

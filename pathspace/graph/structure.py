@@ -102,9 +102,7 @@ class Structure:
 
     @property
     def num_exact_units(self) -> int:
-        """Dimension of the gauge group that is exact for the unchanged
-        model, every ``eps`` included.
-        """
+        """Dimension of the gauge group that is exact with every ``eps`` as it is."""
         return int(self.exact.shape[1])
 
     @property
@@ -170,9 +168,7 @@ class Structure:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Number of the first edge of each block: edges go by block, then in C
-        order, without unused scalars.
-        """
+        """Number of the first edge of each block; edges go by block, then in C order."""
         return (0, *accumulate(block.num_edges for block in self.blocks))
 
     @cached_property
@@ -244,9 +240,7 @@ class Structure:
         return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> the two factors of :meth:`gauge`, ``exp(phi(head))`` and
-        ``exp(phi(tail))``, shaped like the ids.
-        """
+        """Name -> ``exp(phi(head))`` and ``exp(phi(tail))``, shaped like the ids."""
         derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
         table = torch.cat([phi.new_zeros(1), phi, derived])
 

@@ -57,9 +57,7 @@ class Path(Shown):
 
     @classmethod
     def from_edges(cls, graph: Structure, edges: Iterable[int]) -> Path:
-        """The path that passes a sequence of edges (numbers below 0, outside path
-        space, count as constants).
-        """
+        """The path along a sequence of edges; numbers below 0 are constants."""
         order = tuple(edge for edge in edges if edge >= 0)
         numbers, counts = np.unique(order, return_counts=True)
         return cls(graph, numbers.astype(np.int64), counts.astype(np.int64), order)
@@ -85,9 +83,7 @@ class Path(Shown):
 
     @property
     def counting_vector(self) -> np.ndarray:
-        """``c_p``: how often the path passes each edge, of length ``m``
-        and the type of ``counts``.
-        """
+        """``c_p``: how often the path passes each of the ``m`` edges."""
         vector = np.zeros(self.graph.num_weights, self.counts.dtype)
         vector[self.numbers] = self.counts
         return vector

@@ -51,9 +51,7 @@ class TwoTrees:
 
     @cached_property
     def dead(self) -> np.ndarray:
-        """Ids of the units with only weights of 0 between them and the root: all path
-        values through them are 0.
-        """
+        """Ids of the units that only weights of 0 connect to the root: their paths are 0."""
         return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
 
     @cached_property
@@ -147,9 +145,7 @@ class TwoTrees:
 
     @property
     def chain(self) -> np.ndarray:
-        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0
-        for the root (``p = 0``).
-        """
+        """``k(v)``: units with edges in both trees between them share a ``p_k``; 0 for the root."""
         return self._chains[0]
 
     @property
@@ -230,7 +226,5 @@ class TwoTrees:
         return weights
 
     def signs(self) -> Tensor:
-        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values),
-        +-1, shape ``(num_units,)``.
-        """
+        """Signs of the ``T_out`` weights, +-1 of shape ``(num_units,)``, for Theorem 2."""
         return self.tree_out.gather(self.graph)[1:].sign()
