@@ -209,7 +209,6 @@ def _traced(
     sizes: str,
     affine: bool,
 ) -> ReductionGraph:
-    """See :func:`trace`."""
     captured = capture(model, args, kwargs)
     _warn_of_unregistered(model, captured.constants.values())
     inputs = arranged(model, args, kwargs)
@@ -252,13 +251,8 @@ def _traced(
 
 
 def _continued(scales: Scales, captured: Captured, norm_eps: str) -> int:
-    """Continue an interpretation with another capture of the model, at other sizes.
-
-    Returns:
-        Number of uses of weights in the first run.
-
-    Raises:
-        IndexError: known positions are beyond the end of a table.
+    """Continue an interpretation with another capture of the model, at other sizes, whose known
+    positions may be beyond the end of a table (IndexError); the number of uses of weights before.
     """
     before, uses = scales.pins, len(scales.flows.uses)
     scales.pins, scales.enlarged = list(before), True

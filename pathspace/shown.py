@@ -29,15 +29,12 @@ class Shown:
     """A result: a data class with a row for each field, or with a text or table of its own."""
 
     def __rich__(self) -> RenderableType:
-        from rich.table import Table
         from rich.text import Text
 
         if type(self).__str__ is not Shown.__str__:
             return Text(str(self))
-        table = Table(title=type(self).__name__, show_header=False, title_justify="left")
-        for name, value in _fields(self).items():
-            table.add_row(name, _cell(value))
-        return table
+        rows = ((name, _cell(value)) for name, value in _fields(self).items())
+        return text_table(type(self).__name__, ("", ""), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name: results inside as dictionaries, tensors and models as they are."""

@@ -63,10 +63,7 @@ def rescale_copy(
 
     First the unchanged model at the given inputs, then other weights and inputs, until every
     weight has had an effect several times: what a network does not show at some numbers, it shows
-    at others.
-
-    Returns:
-        Why no change could be visible, or ``""``; and what was never seen.
+    at others. It returns why no change could be visible, or ``""``, and what was never seen.
     """
     bench = _Bench(document, blocks, model, args, kwargs)
     first = bench.begin()
@@ -187,11 +184,9 @@ class _Bench(Runner):
         }
 
     def compare(self, before: Any, largest: int, tolerance: float, times: int) -> bool:
-        """Redraw unused scalars, then rescale at random: the outputs must not change.
+        """Redraw unused scalars, then rescale at random: whether the outputs do not change.
 
-        Returns:
-            Whether they did not; where they change as much when every weight changes in its last
-            digits, nothing can be said.
+        Where they change as much by the last digits of every weight, nothing can be said.
         """
         import torch
 

@@ -185,10 +185,7 @@ def rotate_copy(
     tolerance: float,
 ) -> str:
     """Check that random elements of all groups do not change the outputs of a copy, at the model's
-    own weights and inputs and at others.
-
-    Returns:
-        Why no change could be visible, or ``""``.
+    own weights and inputs and at others; why no change could be visible, or ``""``.
     """
     bench = _Bases(spaces, ties, model, args, kwargs)
     before, eps = bench.begin(), bench.coarsest_eps()
@@ -246,11 +243,9 @@ class _Bases(Runner):
         return max(torch.finfo(kind).eps for kind in types)
 
     def compare(self, before: Any, tolerance: float, eps: float) -> bool:
-        """Let random elements of all groups act: the outputs must not change.
+        """Let random elements of all groups act: whether the outputs do not change.
 
-        Returns:
-            Whether they did not; nothing can be said where a gain is 0, or where outputs change as
-            much when every weight changes in its last digits.
+        Nothing can be said where a gain is 0, or the last digits of weights change as much.
         """
         import torch
 

@@ -301,9 +301,6 @@ def tree_of_edges(
 ) -> SpanningTree:
     """The tree with given edges, block -> flat positions, which grows where all others are unused;
     without ``dead`` (units without an edge) the weights say which are.
-
-    Raises:
-        InputError: they do not span all units.
     """
     blocks = []
     for number, block in enumerate(graph.blocks):

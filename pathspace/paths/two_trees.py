@@ -199,10 +199,7 @@ class TwoTrees:
 
     def log_prefixes(self, zeros: bool = False) -> np.ndarray:
         """``log |pre_v|`` for the root, every unit and every derived id, float64, finite where
-        the products leave the floats; with ``zeros``, that of 0 is ``-inf``.
-
-        Raises:
-            InputError: a skeleton weight is zero, and ``zeros`` is not set.
+        the products leave the floats; weights of 0 are refused, or have ``-inf`` with ``zeros``.
         """
         return self._logs_along(self.tree_in, self._gathered(self.tree_in, zeros))
 
