@@ -86,12 +86,8 @@ _KINDS = {
 def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> None:
     """Refuse arguments of another kind, mostly given in the wrong order.
 
-    Kinds are told by the names of classes, so that nothing has to be imported here.
-
-    Args:
-        owner: the function, for the sentence.
-        or_none: whether ``None`` is allowed.
-        **given: arguments by what they have to be: ``model``, ``graph``, ``skeleton`` and so on.
+    Kinds are told by the names of classes, so that nothing has to be imported here. ``given`` are
+    arguments of a function, the ``owner``, by what they have to be: ``model``, ``graph`` and so on.
     """
     for name, value in given.items():
         if or_none and value is None:
@@ -131,11 +127,7 @@ SEED = "a whole number from 0 to 2^63 - 1"
 def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given: object) -> None:
     """Refuse what is no number, or out of range; NaN is in no range, and a bool is no number.
 
-    Args:
-        owner: the function, for the sentence.
-        expected: what the numbers have to be, one of the ranges in words.
-        or_none: whether ``None`` is allowed.
-        **given: arguments by name.
+    ``expected`` is one of the ranges in words, ``given`` are arguments of the ``owner`` by name.
     """
     kind = Real if expected.startswith(("a number", "a positive")) else Integral
     for name, value in given.items():

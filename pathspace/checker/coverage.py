@@ -22,8 +22,11 @@ class Coverage:
 
     def __init__(self, blocks: list[Tensor], tolerance: float) -> None:
         self._clear = CLEAR * tolerance
-        self._dead = {b.name: None if b.unused is None else b.unused for b in blocks}
         self._weights = {b.name: np.zeros(b.shape, np.int8) for b in blocks}
+        for block in blocks:
+            if block.unused is not None:
+                # (which have no effect to be seen)
+                self._weights[block.name][np.broadcast_to(block.unused, block.shape)] = TIMES
         self._known, self._idle = -1, 0
 
     def count(self, derivatives: Mapping[str, Any]) -> None:
@@ -35,21 +38,15 @@ class Coverage:
 
     def complete(self, draws: int) -> bool:
         """Whether all has been seen, or nothing new for many draws."""
-        known = sum(int(self._of(name).sum()) for name in self._weights)
+        known = sum(int(counts.sum()) for counts in self._weights.values())
         self._idle = 0 if known > self._known else self._idle + 1
         self._known = known
         return draws >= LEAST and (not self.unseen() or self._idle >= PATIENCE)
 
-    def _of(self, name: str) -> Any:
-        """The counts of a tensor; scalars that are unused have none to be seen."""
-        dead, counts = self._dead[name], self._weights[name]
-        return counts if dead is None else np.where(dead, np.int8(TIMES), counts)
-
     def unseen(self) -> list[str]:
         """What was not seen, in words."""
         found = []
-        for name in self._weights:
-            counts = self._of(name)
+        for name, counts in self._weights.items():
             few = int((counts < TIMES).sum())
             if few:
                 found.append(f"the effect of {few:,} of {counts.size:,} scalars of {name}")

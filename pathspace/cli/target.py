@@ -103,14 +103,11 @@ def load_target(
     first floating-point parameter. The global random state does not change.
 
     Args:
-        spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library
-            (:mod:`pathspace.cli.libraries`).
-        inputs: one text per positional input, see `parse_input`; they replace
-            the target's own example.
-        seed: seeds both the weights of a model that the target builds and the inputs.
-        train: put the model in training mode, or in evaluation mode; ``None``
-            does not change its mode.
-        need_inputs: refuse a target without example inputs; ``False`` if inputs come from data.
+        spec: what is named.
+        inputs: one text per positional input; they replace the target's own example.
+        seed: of the inputs, and of the weights of a model that the target builds.
+        train: put the model in training or evaluation mode.
+        need_inputs: refuse a target without example inputs.
     """
     specs = [parse_input(text) for text in inputs]
     with torch_kept(seed):
@@ -121,14 +118,11 @@ def load_target(
         model, example = libraries.build_library_model(spec) if of_library else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
-    elif example is None:
-        target = Target(spec, model)
     elif isinstance(example, dict):
         target = Target(spec, model, kwargs=example)
     else:
-        target = Target(
-            spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example)
-        )
+        alone = isinstance(example, torch.Tensor)
+        target = Target(spec, model, (example,) if alone else tuple(example or ()))
     if need_inputs or specs or example is not None:
         _check_call(target, given=bool(specs) or example is not None)
     if train is not None:
@@ -252,9 +246,7 @@ def _make_inputs(
         dtype = spec.dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                wide = dtype in (torch.float64, torch.complex128)
-                drawn = torch.float64 if wide else torch.float32
-                tensor = torch.randn(spec.shape, dtype=drawn, generator=generator)
+                tensor = torch.randn(spec.shape, dtype=dtype, generator=generator)
             else:
                 tensor = torch.randint(0, 2, spec.shape, generator=generator)
             tensors.append(tensor.to(device, dtype))

@@ -38,11 +38,8 @@ LARGEST = {torch.float64: 12, torch.float32: 4}
 def bench_copy(
     model: nn.Module, graph: Structure, inputs: tuple[Any, Any]
 ) -> tuple[nn.Module, torch.dtype]:
-    """A module to measure on: a float64 copy, or where that is too large one that shares the
-    model's tensors.
-
-    A model that insists on another precision (it names one in its forward) is measured on a copy
-    in its own.
+    """A module to measure on: a float64 copy, or one that shares the tensors of a large model. A
+    model that insists on another precision (in its forward) is measured on a copy in its own.
     """
     own = precision(model)
     if graph.num_weights > LARGE:
@@ -165,11 +162,8 @@ class Workbench:
         return bool(layers or self.graph.folded_eps or self.graph.has_cuts)
 
     def resolution(self, before: ForwardRun, any_factor: bool = False) -> torch.dtype:
-        """The type to whose precision a rescaling can be seen: the model's, or a coarser one that
-        it computes in.
-
-        Powers of two pass through any type without rounding; other factors (``any_factor``) and
-        sums do not.
+        """The type to whose precision a rescaling can be seen: the model's, or a coarser one of its
+        steps, which round sums and other factors than powers of two (``any_factor``).
         """
         coarser = before.types if self.graph.shifts or any_factor else ()
         result: torch.dtype = max(

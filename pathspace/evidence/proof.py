@@ -63,8 +63,6 @@ def proof(
     graph = skeleton.graph
     if spaces is not None:
         spaces.expect_own("proof", graph.parameters)
-    units = graph.num_units
-    shared = len(skeleton.shared)
     forms = graph.forms.tocsr()
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -72,7 +70,7 @@ def proof(
         "model": name,
         "statement": STATEMENT,
         "weights": graph.num_weights,
-        "units": units,
+        "units": graph.num_units,
         "dimension": graph.dimension,
         "tensors": [
             {
@@ -106,7 +104,7 @@ def proof(
         ],
         "unused": list(graph.unused),
         "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
-        "shared_edges": shared,
+        "shared_edges": len(skeleton.shared),
         "chains": skeleton.num_chains,
         "basis_paths": len(skeleton.basis()),
         **({} if spaces is None else {"spaces": space_lines(spaces)}),

@@ -135,12 +135,8 @@ def _not_differentiable(error: Exception) -> Untested:
 
 
 class Sampler:
-    """Samples of the derivatives of a model by the log-scales of a family.
-
-    Attributes:
-        alive: which scalars have had an effect.
-        wrong: how many samples contradict a found unit.
-        problem: why the last run gave no sample.
+    """Samples of the derivatives of a model by the log-scales of a family: which scalars have had
+    an effect (``alive``), and how many samples contradict a found unit (``wrong``).
     """
 
     def __init__(self, bench: Workbench, scales: Family, units: csr_array) -> None:

@@ -31,11 +31,8 @@ class LocalPaths(Unrolled):
     """
 
     def __init__(self, call: OperationCall, sources: Any, exact: bool) -> None:
-        flat, spec = (
-            list(call.leaves),
-            pytree.tree_structure(
-                (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
-            ),
+        flat, spec = pytree.tree_flatten(
+            (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
         )
         self.weights = [leaf for leaf in flat if is_float(leaf)]
         # every place is an operand of its own, though two may have the same sums

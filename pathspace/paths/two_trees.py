@@ -81,13 +81,12 @@ class TwoTrees:
 
     def edges(self, *trees: SpanningTree) -> np.ndarray:
         """Numbers of the edges of trees, by default of either one, increasing."""
-        parts = [np.zeros(0, np.int64)]
-        for tree in trees or (self.tree_in, self.tree_out):
-            numbered = tree.by_block()
-            parts += [
-                self.graph.edge_numbers(block, tree.index[units]) for block, units in numbered
-            ]
-        return np.unique(np.concatenate(parts))
+        numbers = (
+            self.graph.edge_numbers(block, tree.index[units])
+            for tree in trees or (self.tree_in, self.tree_out)
+            for block, units in tree.by_block()
+        )
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *numbers]))
 
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
         """The mask of a parameter at the given flat positions, by default those of both trees."""
