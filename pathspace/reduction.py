@@ -197,57 +197,45 @@ def trace(
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
     with ONE_AT_A_TIME:
-        return _traced(model, args, kwargs, norm_eps, strict, sizes, affine)
+        captured = capture(model, args, kwargs)
+        _warn_of_unregistered(model, captured.constants.values())
+        inputs = arranged(model, args, kwargs)
 
+        def interpreted() -> Scales:
+            return interpret(captured, Scales, strict, norm_eps, affine)[0]
 
-def _traced(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    norm_eps: str,
-    strict: bool,
-    sizes: str,
-    affine: bool,
-) -> ReductionGraph:
-    captured = capture(model, args, kwargs)
-    _warn_of_unregistered(model, captured.constants.values())
-    inputs = arranged(model, args, kwargs)
-
-    def interpreted() -> Scales:
-        return interpret(captured, Scales, strict, norm_eps, affine)[0]
-
-    with on_cpu():
-        scales = interpreted()
-        if sizes == "given":
-            stated = f"inputs ({describe_inputs(*inputs)}) only"
-            return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        # (a look at the ends adds equations)
-        looked = scales.copy()
-        raw: dict[str, Ends] | None = ends_of(looked)
-        unused = unused_in_part(captured, looked, raw or {})
-        undecided = unused or thin(captured, inputs)
-        first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
-        apart = first is not None and tells_positions_apart(first)
-    undecided = undecided or apart
-    for growth in GROWTHS if undecided else ():
-        again = recapture(model, inputs, not (unused or apart), growth)
-        if again is None:
-            break
-        try:
-            with on_cpu():
-                uses = _continued(scales, again[0], norm_eps)
-                found = build_graph(captured, scales, norm_eps, uses)
-        except IndexError:
-            # a table has no rows for such long inputs
-            with on_cpu():
-                looked, raw = interpreted(), None
-            scales = looked
-            continue
-        return _graph(model, found, sentence(inputs, again[1], undecided))
-    if first is None:
         with on_cpu():
-            first = build_graph(captured, looked, norm_eps, raw=raw)
-    return _graph(model, first, sentence(inputs, None, undecided))
+            scales = interpreted()
+            if sizes == "given":
+                stated = f"inputs ({describe_inputs(*inputs)}) only"
+                return _graph(model, build_graph(captured, scales, norm_eps), stated)
+            # (a look at the ends adds equations)
+            looked = scales.copy()
+            raw: dict[str, Ends] | None = ends_of(looked)
+            unused = unused_in_part(captured, looked, raw or {})
+            undecided = unused or thin(captured, inputs)
+            first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
+            apart = first is not None and tells_positions_apart(first)
+        undecided = undecided or apart
+        for growth in GROWTHS if undecided else ():
+            again = recapture(model, inputs, not (unused or apart), growth)
+            if again is None:
+                break
+            try:
+                with on_cpu():
+                    uses = _continued(scales, again[0], norm_eps)
+                    found = build_graph(captured, scales, norm_eps, uses)
+            except IndexError:
+                # a table has no rows for such long inputs
+                with on_cpu():
+                    looked, raw = interpreted(), None
+                scales = looked
+                continue
+            return _graph(model, found, sentence(inputs, again[1], undecided))
+        if first is None:
+            with on_cpu():
+                first = build_graph(captured, looked, norm_eps, raw=raw)
+        return _graph(model, first, sentence(inputs, None, undecided))
 
 
 def _continued(scales: Scales, captured: Captured, norm_eps: str) -> int:
@@ -282,7 +270,7 @@ def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None
             f" {', '.join(places[:3])}{' and others' * (len(places) > 3)}; their parameters"
             " count as constants, and no optimizer trains them: put them into nn.ModuleList or"
             " nn.ModuleDict.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -156,9 +156,7 @@ class _Bench(Runner):
             require(said, f"the document says nothing of the parameter {name}")
 
     def derivatives(self) -> dict[str, Any]:
-        """``|w df/dw|`` of every weight, for a random sum of the outputs, relative to the largest
-        output; nothing if the model cannot be differentiated.
-        """
+        """``|w df/dw|`` of every weight for a random sum of outputs, beside the largest output."""
         import torch
 
         if not self.differentiable:

@@ -114,10 +114,7 @@ def _architecture(package: Any, config: Any, path: str) -> Any:
 
 
 def _inputs(model: Any, config: Any) -> Example | None:
-    """The model's main input; text and pictures where it needs both; what a decoder starts from.
-
-    Nothing for a model whose main input is of another kind.
-    """
+    """The model's main input, text beside pictures, and a decoder's start; or ``None``."""
     names = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     wanted = [main]

@@ -81,10 +81,7 @@ def stage_line(text: str, share: float | None) -> RenderableType:
 
 
 def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> None:
-    """Print what a command has found or done; text is not broken into lines.
-
-    It goes to standard error (``aside``) where standard output holds the result.
-    """
+    """Print text without breaking it into lines; on standard error ``aside`` of a result."""
     console = Console(stderr=aside)
     if isinstance(shown, str):
         console.print(shown, soft_wrap=True, markup=markup, highlight=False)
@@ -95,10 +92,7 @@ def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> No
 def deliver(
     facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
 ) -> None:
-    """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
-
-    ``aside``: show on standard error, because standard output holds the result.
-    """
+    """Write facts as JSON if asked, and show them unless JSON goes to standard output."""
     from json import dumps
 
     from ..files.writing import STDOUT, write_text

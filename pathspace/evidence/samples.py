@@ -187,10 +187,7 @@ class Sampler:
     def _products(
         self, joined: Tensor, weights: Mapping[str, Tensor], cotangents: Tensor
     ) -> np.ndarray:
-        """``(w + c) dL/dw`` of every scalar, where ``w + c`` is what scales; a row per cotangent.
-
-        Of a complex weight its size is scaled: the product is ``Re(conj(w) dL/dw)``.
-        """
+        """``(w + c) dL/dw`` of all scalars, of sizes if complex; a row for each cotangent."""
         leaves, shifts, rows = list(weights.values()), self.bench.graph.shifts, []
         scaling = [w.detach().conj() + shifts.get(name, 0.0) for name, w in weights.items()]
         for each in cotangents:
@@ -202,9 +199,7 @@ class Sampler:
         return torch.stack(rows).numpy()
 
     def _outputs(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Run the model, at its own weights twice and then at others, and at inputs of many
-        magnitudes: its weights as leaves, and all finite outputs as one vector.
-        """
+        """Run at the model's own weights twice, then at others: weights as leaves, and outputs."""
         model, given, seed = self.bench.model, self.bench.inputs, self.bench.seed + self.runs
         weights = {
             name: self._weight(name, own).requires_grad_() for name, own in self.weights.items()

@@ -158,9 +158,7 @@ class Structure:
 
     @cached_property
     def expand(self) -> csr_array:
-        """Log-scale of every id as a sum of those of root and units: integer matrix ``(H
-        + 1 + derived, H + 1)``.
-        """
+        """Log-scales of ids as sums of those of root and units, ``(H + 1 + derived, H + 1)``."""
         count = self.num_units + 1
         forms = csr_array(self.forms)
         derived = csr_array((forms.data, forms.indices + 1, forms.indptr), (forms.shape[0], count))
