@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,10 +17,15 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor, nn
 
 from ..capture.captured import Captured
-from ..errors import InputError
+from ..errors import InputError, UnsupportedError
 from ..models.finite import expect_scales
 from .parts import Pin, Slice, Statistic, WeightBlock, owner
 
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+MAX_SCALAR_EDGES = 100_000
 LOG_2 = math.log(2)
 
 
@@ -211,9 +217,8 @@ class Structure:
         """Factors that multiply every parameter and leave the function unchanged.
 
         ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. For a tensor in
-        :attr:`shifts`, the factor ``a`` is that of ``p + c``: ``p <- a p + (a - 1) c``. A running
-        variance, of which ``c`` is the ``eps``, can so become negative; a normalisation uses only
-        ``var + eps``, which remains positive.
+        :attr:`shifts`, the factor is that of ``p + c``; :meth:`gauge_affine` gives its
+        complete transformation.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
@@ -236,6 +241,36 @@ class Structure:
         """
         expect_scales("gauge(phi)", phi, self.num_units)
         return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
+
+    def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The complete gauge transformation of every tensor: ``p <- a p + b``.
+
+        ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in
+        :attr:`shifts`, 0 for all others. A running variance becomes ``s^2 (var + eps) - eps``,
+        which can be negative; a normalisation uses only ``var + eps``, which remains positive.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            Parameter or buffer name -> ``(a, b)``, broadcastable to it.
+
+        Raises:
+            InputError: ``phi`` has another shape, or is not finite.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(
+            ...     torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1, eps=0.5)
+            ... ).eval()
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> a, b = graph.gauge_affine(torch.tensor([2.0]).log())["1.running_var"]
+            >>> a.tolist(), b.tolist()
+            ([4.0], [1.5])
+        """
+        return {
+            name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()
+        }
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Name -> ``exp(phi(head))`` and ``exp(phi(tail))``, shaped like the ids."""
@@ -306,6 +341,30 @@ class Structure:
                     found.append(Slice(name, tuple(whole), int(value)))
         return tuple(found)
 
+    def module(self, block: WeightBlock | str) -> nn.Module:
+        """The module of the model that holds a block's parameter.
+
+        Args:
+            block: one of :attr:`blocks`, or the name of a parameter.
+
+        Raises:
+            InputError: the graph has no such block.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> graph = ps.trace(torch.nn.Sequential(torch.nn.Linear(2, 3)), torch.randn(1, 2))
+            >>> graph.module(graph.blocks[0])
+            Linear(in_features=2, out_features=3, bias=True)
+        """
+        name = block if isinstance(block, str) else block.name
+        path = owner(name)
+        if path not in self.modules:
+            raise InputError(
+                f"module found no parameter {name!r} in the reduction graph, expected a block's"
+                " name."
+            )
+        return self.modules[path]
+
     def activation(self, unit: int) -> str:
         """A name for a unit: the first module that computes it, and the position of
         the unit among its outputs.
@@ -325,3 +384,39 @@ class Structure:
         places = [str(int(index[0])) for index in part.index if isinstance(index, Tensor)]
         path = owner(part.name)
         return f"{path or 'model'}[{', '.join(places)}]" if places else path
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with
+        name, flat index, value, number and layer; a unit has the layer that writes it first.
+
+        Raises:
+            UnsupportedError: more than 100,000 weights, or opposite scales, which a
+                directed graph cannot show.
+        """
+        if self.num_weights > MAX_SCALAR_EDGES:
+            raise UnsupportedError(
+                f"to_networkx found {self.num_weights:,} edges in the reduction graph, expected at"
+                f" most {MAX_SCALAR_EDGES:,}; use graph.blocks instead."
+            )
+        import networkx as nx
+
+        tails, heads = self.ends()
+        if (tails < 0).any() or (heads < 0).any():
+            raise UnsupportedError(
+                "to_networkx found weights that relate opposite scales (a matrix used together with"
+                " its transpose), which a directed graph cannot represent; use graph.blocks"
+                " instead."
+            )
+        result = nx.MultiDiGraph()
+        result.add_nodes_from(range(self.num_units + 1))
+        blocks = enumerate(self.blocks)
+        places = ((i, flat) for i, block in blocks for flat in block.places.tolist())
+        columns = (places, tails.tolist(), heads.tolist(), self.weights().tolist())
+        for number, ((i, flat), tail, head, weight) in enumerate(zip(*columns, strict=True)):
+            name = self.blocks[i].name
+            layer = name.rpartition(".")[0]
+            facts = {"name": name, "index": flat, "weight": weight, "number": number}
+            result.add_edge(tail, head, key=(i, flat), layer=layer, **facts)
+            if head:
+                result.nodes[head].setdefault("layer", layer)
+        return result

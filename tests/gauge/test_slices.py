@@ -76,7 +76,11 @@ def test_modules_of_blocks_are_the_models_own() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     parametrize.register_parametrization(model[0], "weight", nn.Identity())
     graph = ps.trace(model, torch.randn(1, 2))
-    assert dict(graph.modules) == {"0": model[0], "2": model[2]}
+    owners = {block.name: graph.module(block) for block in graph.blocks}
+    assert owners["0.parametrizations.weight.original"] is owners["0.bias"] is model[0]
+    assert owners["2.weight"] is owners["2.bias"] is model[2]
+    with pytest.raises(ps.InputError, match=r"no parameter 'nothing.weight'"):
+        graph.module("nothing.weight")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

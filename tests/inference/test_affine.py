@@ -96,8 +96,8 @@ def test_a_sum_scales_where_all_uses_agree_on_the_constant(name: str) -> None:
     assert change(net, graph, x) < 1e-10
     phi = normal(graph)
     after = ps.rescale_(copy.deepcopy(net), graph, phi)
-    a, c = graph.gauge(phi).get("gain", torch.ones(1)).double(), shift or 0.0
-    torch.testing.assert_close(after.gain, a * net.gain + (a - 1) * c)
+    a, b = graph.gauge_affine(phi).get("gain", (torch.ones(1), torch.zeros(1)))
+    torch.testing.assert_close(after.gain, a.double() * net.gain + b)
     assert ps.verify(net, x).holds
     if name not in BEYOND:
         _, runner = soundness.trace_double(net, (x,), {})

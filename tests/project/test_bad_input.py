@@ -52,6 +52,7 @@ TABLE: list[tuple[str, Call, type[Exception]]] = [
     ("gauge: length", lambda g: g.graph.gauge(torch.zeros(2)), VALUE),
     ("gauge: a string", lambda g: g.graph.gauge("zeros"), TYPE),
     ("slices: unit", lambda g: g.graph.slices(99), VALUE),
+    ("module: name", lambda g: g.graph.module("9.weight"), VALUE),
     ("rescale: length", lambda g: ps.rescale_(g.model, g.graph, torch.zeros(99)), VALUE),
     ("rescale: model", lambda g: ps.rescale_(g.other, g.graph, g.phi), VALUE),
     ("balance: model", lambda g: ps.balance_(g.other, g.graph), VALUE),
