@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.spaces_bound import spaces_bound
 from rotations.test_spaces import BETWEEN, Llama, two
 
 import pathspace as ps
+from pathspace.errors import InputError
+from pathspace.evidence.spaces_bound import spaces_bound
 
 CLOSED = ("nothing", "other factors", "a length by hand", "groups", "a half-turn", "a turn", "GELU")
 
@@ -41,3 +42,9 @@ def test_what_a_reading_missed_leaves_the_bound_open() -> None:
     missed = replace(found, spaces=tuple(replace(s, group="rigid") for s in found))
     bound = spaces_bound(model, missed, x)
     assert (bound.found, bound.at_most) == (0, 36)
+
+
+def test_large_spaces_are_refused() -> None:
+    model, x = two(lambda x: x, 100), torch.randn(4, 3)
+    with pytest.raises(InputError, match="10,013 entries"):
+        spaces_bound(model, ps.spaces(model, x), x)

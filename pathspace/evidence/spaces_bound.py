@@ -19,12 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from pathspace.evidence.bench import Inputs, in_double, other_inputs
-from pathspace.models.running import cast
-from pathspace.models.stand_in import stand_in
-from pathspace.rotations.rotate import rotate_
-from pathspace.rotations.space import FeatureSpaces, Space
+from ..errors import InputError
+from ..models.running import cast
+from ..models.stand_in import stand_in
+from ..rotations.rotate import rotate_
+from ..rotations.space import FeatureSpaces, Space
+from ..shown import Shown
+from .bench import Inputs, in_double, other_inputs
 
+# largest number of unknown entries: one singular value decomposition
+MOST_ENTRIES = 6_000
 # samples beyond the number of entries; samples in a row with equal weights and inputs
 MARGIN, EACH = 16, 4
 # singular values below this, relative to the largest, count as zero: errors make the bound
@@ -33,7 +37,7 @@ SMALLEST = 1e-9
 
 
 @dataclass(frozen=True)
-class SpacesBound:
+class SpacesBound(Shown):
     """The result of the test.
 
     Attributes:
@@ -72,8 +76,24 @@ def spaces_bound(
 
     Returns:
         The bound: it holds for matrices within the spaces that were found, rigid ones included.
+
+    Raises:
+        InputError: the spaces are too large for one singular value decomposition.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from pathspace.evidence.spaces_bound import spaces_bound
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        >>> x = torch.randn(16, 3)
+        >>> spaces_bound(model, ps.spaces(model, x), x).at_most
+        16
     """
     entries = sum((space.count * space.size) ** 2 for space in found)
+    if entries > MOST_ENTRIES:
+        raise InputError(
+            f"spaces_bound found {entries:,} entries of matrices, expected at most"
+            f" {MOST_ENTRIES:,}; bound a smaller model of the same kind."
+        )
     bench = in_double(stand_in(model, share_tensors=False)).eval()
     folded = {space.name: torch.eye(space.size).double() for space in found.free}
     rotate_(bench, found, folded)
