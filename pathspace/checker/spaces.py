@@ -232,7 +232,7 @@ class _Bases(Runner):
         class Recorder(TorchDispatchMode):
             supports_higher_order_operators = True
 
-            def __torch_dispatch__(self, func, types_, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            def __torch_dispatch__(self, func, _types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
                 result = func(*args, **(kwargs or {}))
                 if getattr(result, "dtype", torch.int64).is_floating_point:
                     types.add(result.dtype)

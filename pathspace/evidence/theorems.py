@@ -175,7 +175,8 @@ def theorem2(
             holds = None
         if holds is False and rounding_decides(model, *bench.inputs, bench.seed, before, tolerance):
             holds = None
-            words += "; so they do where weights change in their last digits only: rounding decides"
+            words += "; so they do where weights change in their last digits only:"
+            words += " rounding decides, and nothing can be said"
     return {
         "holds": holds,
         "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
