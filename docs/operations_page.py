@@ -30,7 +30,7 @@ def of_path_norm(facts: Facts) -> str:
     """How the path norm passes an operation."""
     if facts.kind in ("copy", "dropout"):
         return "as it is"
-    if facts.kind == "bag":
+    if facts.kind in ("bag", "complex"):
         return "refused"
     if facts.linear == "each":
         return "as it is, on powers"
@@ -145,7 +145,7 @@ knows, or else pinned. An empty cell makes no statement. Constants that are adde
 "linear". One degree stands for all activations together, several for one operand each.
 
 The page is generated, and a test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry
-read the rules themselves.
+read the rules themselves. The path norm refuses complex numbers in every operation.
 """  # noqa: E501
 
 

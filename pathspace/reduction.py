@@ -31,7 +31,7 @@ from .models.walk import every_path, unregistered_modules
 from .paths.basis import Path
 from .paths.norms import path_norm
 from .paths.skeleton import Skeleton, choose
-from .shown import Shown
+from .shown import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,9 +75,7 @@ class ReductionGraph(Shown, Structure):
             yield Path.from_edges(self, unrolled.edges(walk))
 
     def reasons(self) -> tuple[Reason, ...]:
-        """For every fixed scale, the shortest chain of operations to the root
-        (:func:`pathspace.inference.reasons.reasons`).
-        """
+        """For every fixed scale, the shortest chain of operations to the root."""
         return reasons(self)
 
     def path_norm(
@@ -130,38 +128,18 @@ class ReductionGraph(Shown, Structure):
         return exponents * LOG_2
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(
-            box=box.SIMPLE, title="Reduction graph", title_justify="left", show_header=False
-        )
-        table.add_column(style="bold")
-        table.add_column(justify="right")
-        table.add_column(overflow="fold")
-        table.add_row("weights", f"{self.num_weights:,}", f"in {len(self.blocks)} tensors")
-        table.add_row(
-            "units",
-            f"{self.num_units:,}",
-            f"free scales; {self.num_exact_units:,} exact, every eps included",
-        )
-        table.add_row(
-            "dimension", f"{self.dimension:,}", "independent path values: weights less units"
-        )
         pins = Counter(pin.op for pin in self.pinned)
-        words = ", ".join(
-            f"{op} ({count})" if count > 1 else op for op, count in pins.most_common(4)
+        words = [f"{op} ({count})" if count > 1 else op for op, count in pins.most_common(4)]
+        words += ["..."] * (len(pins) > 4)
+        exact = f"free scales; {self.num_exact_units:,} exact, every eps included"
+        rows = (
+            ("weights", f"{self.num_weights:,}", f"in {len(self.blocks)} tensors"),
+            ("units", f"{self.num_units:,}", exact),
+            ("dimension", f"{self.dimension:,}", "independent path values: weights less units"),
+            ("pins", f"{len(self.pinned):,}", ", ".join(words)),
+            ("next", "", "graph.skeleton(), ps.verify(model, x), ps.explain(model, x)"),
         )
-        table.add_row(
-            "pins", f"{len(self.pinned):,}", escape(words + (", ..." if len(pins) > 4 else ""))
-        )
-        table.add_row(
-            "next",
-            "",
-            "graph.skeleton(), ps.verify(model, x), ps.explain(model, x)",
-        )
-        return table
+        return text_table("Reduction graph", ("", "", ""), rows, right=(1,))
 
 
 def trace(
@@ -219,68 +197,50 @@ def trace(
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
     with ONE_AT_A_TIME:
-        return _traced(model, args, kwargs, norm_eps, strict, sizes, affine)
+        captured = capture(model, args, kwargs)
+        _warn_of_unregistered(model, captured.constants.values())
+        inputs = arranged(model, args, kwargs)
 
+        def interpreted() -> Scales:
+            return interpret(captured, Scales, strict, norm_eps, affine)[0]
 
-def _traced(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    norm_eps: str,
-    strict: bool,
-    sizes: str,
-    affine: bool,
-) -> ReductionGraph:
-    """See :func:`trace`."""
-    captured = capture(model, args, kwargs)
-    _warn_of_unregistered(model, captured.constants.values())
-    inputs = arranged(model, args, kwargs)
-
-    def interpreted() -> Scales:
-        return interpret(captured, Scales, strict, norm_eps, affine)[0]
-
-    with on_cpu():
-        scales = interpreted()
-        if sizes == "given":
-            stated = f"inputs ({describe_inputs(*inputs)}) only"
-            return _graph(model, build_graph(captured, scales, norm_eps), stated)
-        # (a look at the ends adds equations)
-        looked = scales.copy()
-        raw: dict[str, Ends] | None = ends_of(looked)
-        unused = unused_in_part(captured, looked, raw or {})
-        undecided = unused or thin(captured, inputs)
-        first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
-        apart = first is not None and tells_positions_apart(first)
-    undecided = undecided or apart
-    for growth in GROWTHS if undecided else ():
-        again = recapture(model, inputs, not (unused or apart), growth)
-        if again is None:
-            break
-        try:
-            with on_cpu():
-                uses = _continued(scales, again[0], norm_eps)
-                found = build_graph(captured, scales, norm_eps, uses)
-        except IndexError:
-            # a table has no rows for such long inputs
-            with on_cpu():
-                looked, raw = interpreted(), None
-            scales = looked
-            continue
-        return _graph(model, found, sentence(inputs, again[1], undecided))
-    if first is None:
         with on_cpu():
-            first = build_graph(captured, looked, norm_eps, raw=raw)
-    return _graph(model, first, sentence(inputs, None, undecided))
+            scales = interpreted()
+            if sizes == "given":
+                stated = f"inputs ({describe_inputs(*inputs)}) only"
+                return _graph(model, build_graph(captured, scales, norm_eps), stated)
+            # (a look at the ends adds equations)
+            looked = scales.copy()
+            raw: dict[str, Ends] | None = ends_of(looked)
+            unused = unused_in_part(captured, looked, raw or {})
+            undecided = unused or thin(captured, inputs)
+            first = None if undecided else build_graph(captured, looked, norm_eps, raw=raw)
+            apart = first is not None and tells_positions_apart(first)
+        undecided = undecided or apart
+        for growth in GROWTHS if undecided else ():
+            again = recapture(model, inputs, not (unused or apart), growth)
+            if again is None:
+                break
+            try:
+                with on_cpu():
+                    uses = _continued(scales, again[0], norm_eps)
+                    found = build_graph(captured, scales, norm_eps, uses)
+            except IndexError:
+                # a table has no rows for such long inputs
+                with on_cpu():
+                    looked, raw = interpreted(), None
+                scales = looked
+                continue
+            return _graph(model, found, sentence(inputs, again[1], undecided))
+        if first is None:
+            with on_cpu():
+                first = build_graph(captured, looked, norm_eps, raw=raw)
+        return _graph(model, first, sentence(inputs, None, undecided))
 
 
 def _continued(scales: Scales, captured: Captured, norm_eps: str) -> int:
-    """Continue an interpretation with another capture of the model, at other sizes.
-
-    Returns:
-        Number of uses of weights in the first run.
-
-    Raises:
-        IndexError: known positions are beyond the end of a table.
+    """Continue an interpretation with another capture of the model, at other sizes, whose known
+    positions may be beyond the end of a table (IndexError); the number of uses of weights before.
     """
     before, uses = scales.pins, len(scales.flows.uses)
     scales.pins, scales.enlarged = list(before), True
@@ -310,7 +270,7 @@ def _warn_of_unregistered(model: nn.Module, constants: Iterable[Tensor]) -> None
             f" {', '.join(places[:3])}{' and others' * (len(places) > 3)}; their parameters"
             " count as constants, and no optimizer trains them: put them into nn.ModuleList or"
             " nn.ModuleDict.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -5,7 +5,7 @@ dictionary for programs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 # characters of a line, and of a value
@@ -25,20 +26,15 @@ PAGE = (
 
 
 class Shown:
-    """A result: a data class with a row for each field, a text of its own (``__str__``), or a
-    table of its own (``__rich__``).
-    """
+    """A result: a data class with a row for each field, or with a text or table of its own."""
 
     def __rich__(self) -> RenderableType:
-        from rich.table import Table
         from rich.text import Text
 
         if type(self).__str__ is not Shown.__str__:
             return Text(str(self))
-        table = Table(title=type(self).__name__, show_header=False, title_justify="left")
-        for name, value in _fields(self).items():
-            table.add_row(name, _cell(value))
-        return table
+        rows = ((name, _cell(value)) for name, value in _fields(self).items())
+        return text_table(type(self).__name__, ("", ""), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name: results inside as dictionaries, tensors and models as they are."""
@@ -114,14 +110,38 @@ def _console(record: bool = False) -> Console:
     return Console(width=WIDTH, no_color=True, record=record, file=io.StringIO())
 
 
-def plain(value: Any) -> Any:
-    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for
-    numbers that are not finite.
+def text_table(
+    title: str | Text,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    right: Sequence[int] = (),
+) -> Table:
+    """Rows of text under a title at the left; without headings, the first column names the rows."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
 
-    Example:
-        >>> plain({"sizes": (1, math.inf), 2: math.nan})
-        {'sizes': [1, None], '2': None}
-    """
+    def plainly(text: str | Text) -> str | Text:
+        return escape(text) if isinstance(text, str) else text
+
+    headed = any(columns)
+    table = Table(
+        box=box.SIMPLE, title=plainly(title) or None, title_justify="left", show_header=headed
+    )
+    for number, column in enumerate(columns):
+        table.add_column(
+            column,
+            overflow="fold",
+            justify="right" if number in right else "left",
+            style="" if headed or number else "bold",
+        )
+    for row in rows:
+        table.add_row(*map(plainly, row))
+    return table
+
+
+def plain(value: Any) -> Any:
+    """Values for JSON, at any depth; ``None`` for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -16,10 +16,9 @@ The argument that it checks, in time linear in the number of ids in the document
   changed in two ways: scalars listed as unused are redrawn, and all weights are rescaled by
   random combinations of all generators, by powers of two, which need no rounding. The outputs
   must not change. This is repeated with other parameters, running statistics and inputs, which
-  the checker draws itself, until every listed weight has had a visible effect several times and
-  every gate (rectifier, clamp) was on both sides of 0; it says which did not. So the outputs
-  depend on at most ``m - H`` independent values of the listed weights. The checker does not
-  search for symmetries outside the document.
+  the checker draws itself, until every listed weight has had a visible effect several times; it
+  says which did not. So the outputs depend on at most ``m - H`` independent values of the listed
+  weights. The checker does not search for symmetries outside the document.
 * *Spaces of features*, if the document lists any: see :mod:`pathspace.checker.spaces`. Without the
   model nothing is known of them but their dimensions.
 """
@@ -58,7 +57,7 @@ class Judgement:
             without values), ``"tensors"`` or ``"outputs"``.
         seconds: elapsed time.
         unseen: what of the model had no visible effect in any run, in words: a false statement
-            about these weights or gates would not have been noticed.
+            about these weights would not have been noticed.
         spaces: dimension of the groups of all spaces of features in the document, ``None`` if no
             outputs were compared, or it lists none.
     """

@@ -26,9 +26,7 @@ def is_bare(value: Any) -> bool:
 
 
 def duplicate(model: Any) -> Any:
-    """An independent copy; tensors with a gradient history are detached, objects that
-    cannot be copied are shared.
-    """
+    """A copy without gradient histories; objects that cannot be copied are shared."""
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     waiting = [model]
@@ -68,9 +66,7 @@ def call_arguments(
 
 @contextmanager
 def states_kept(seed: int | None = None) -> Iterator[None]:
-    """A context at whose end torch's random states are as before, on all devices in use, and
-    which begins with a seed if one is given.
-    """
+    """A context that may begin with a seed, and leaves torch's random states as they were."""
     import torch
 
     used = torch.cuda.is_initialized()
@@ -89,9 +85,6 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     The symmetry of a normalisation is exact without its epsilon, which torch requires to be
     positive. Normalisations by running statistics keep it, because the variance can be changed so
     that its sum with the epsilon is rescaled.
-
-    Returns:
-        The model and its inputs, in one precision.
     """
     import torch
 
@@ -117,9 +110,7 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _alone(module: Any, args: tuple[Any, ...]) -> None:
-    """Set the epsilon to 1 for groups of one number, whose result is 0
-    except for rounding errors.
-    """
+    """Set the epsilon to 1 for groups of one number: their result is 0, up to rounding."""
     module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
 
 
@@ -200,9 +191,7 @@ def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
 def scale_exponents(
     products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int
 ) -> np.ndarray:
-    """Exponents of two for the root, all units and products; smaller ones
-    for units with high powers.
-    """
+    """Exponents of two for all ids; smaller ones for units with high powers."""
     phi = np.concatenate(
         [np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)]
     )
@@ -220,11 +209,7 @@ def scale_exponents(
 
 
 class Runner:
-    """A copy of a model and its inputs, which runs at numbers that are drawn for both.
-
-    Raises:
-        Rejected: the model cannot be copied.
-    """
+    """A copy of a model and its inputs, which runs at numbers that are drawn for both."""
 
     def __init__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         import torch

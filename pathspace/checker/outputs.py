@@ -27,9 +27,7 @@ LEAST_DRAWS, MOST_DRAWS, SECONDS = 12, 400, 30.0
 def compare_tensors(
     document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]
 ) -> None:
-    """Check a model's tensors one by one: their shapes and, if they have values,
-    that tree weights are not 0.
-    """
+    """Check shapes of a model's tensors and, with values, that no tree weight is 0."""
     sides = [document["trees"][side] for side in ("in", "out")]
     units = document["units"]
     trees = [
@@ -64,11 +62,8 @@ def rescale_copy(
     outputs of a copy.
 
     First the unchanged model at the given inputs, then other weights and inputs, until every
-    weight has had an effect several times and every gate was seen on both sides: what a network
-    does not show at some numbers, it shows at others.
-
-    Returns:
-        Why no change could be visible, or ``""``; and what was never seen.
+    weight has had an effect several times: what a network does not show at some numbers, it shows
+    at others. It returns why no change could be visible, or ``""``, and what was never seen.
     """
     bench = _Bench(document, blocks, model, args, kwargs)
     first = bench.begin()
@@ -89,23 +84,17 @@ def rescale_copy(
         draw += 1
         if bench.draw(draw) is None:
             continue
-        coverage.look(bench.derivatives())
-        before = coverage.watch(bench.run)
+        effects, before = bench.derivatives(), bench.run()
         if bench.compare(before, largest, tolerance, times=1):
             compared = True
-            coverage.count()
+            coverage.count(effects)
     if not compared:
         return "all outputs are 0, or rounding errors", []
     return "", coverage.unseen()
 
 
 class _Bench(Runner):
-    """A copy of a model, its inputs, and the entries of a document for its tensors.
-
-    Raises:
-        Rejected: the document does not list a parameter, or lists a tensor that
-            the model does not have.
-    """
+    """A copy of a model, its inputs, and the entries of a document for its tensors."""
 
     def __init__(
         self,
@@ -129,24 +118,15 @@ class _Bench(Runner):
         self._see_all_parameters(
             [block.name for block in blocks] + document["pinned"] + document["unused"]
         )
-        masks = [
-            (block.name, torch.from_numpy(block.unused))
-            for block in blocks
-            if block.unused is not None
-        ]
-        alone = [
-            (name, torch.ones(1, dtype=torch.bool))
-            for name in document["unused"]
-            if name in self.named
-        ]
-        self.masks = masks + alone
+        unused = {block.name: block.unused for block in blocks if block.unused is not None}
+        whole = {name: np.ones(1, bool) for name in document["unused"] if name in self.named}
+        self.masks = [(name, torch.from_numpy(mask)) for name, mask in (unused | whole).items()]
         self.products, self.units = read_products(document), document["units"]
-        self.shifts = {block.name: block.shift for block in blocks if block.shift}
         # a normalisation divides by the running variance plus its epsilon: the sum is rescaled
-        statistics = (
-            entry for entry in document["statistics"] if entry["var"] and entry.get("eps")
-        )
-        self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
+        statistics = [entry for entry in document["statistics"] if entry["var"]]
+        shifts = {block.name: block.shift for block in blocks}
+        shifts |= {entry["var"]: entry.get("eps", 0.0) for entry in statistics}
+        self.shifts = {name: shift for name, shift in shifts.items() if shift}
         self.differentiable = True
         self.exponents = np.random.default_rng(0)
 
@@ -176,18 +156,13 @@ class _Bench(Runner):
             require(said, f"the document says nothing of the parameter {name}")
 
     def derivatives(self) -> dict[str, Any]:
-        """``|w df/dw|`` of every weight, for a random sum of the outputs, relative to the largest
-        output; nothing if the model cannot be differentiated.
-        """
+        """``|w df/dw|`` of every weight for a random sum of outputs, beside the largest output."""
         import torch
 
         if not self.differentiable:
             return {}
-        wanted = {
-            name: self.named[name] for name, _, _ in self.sides if has_scale(self.named[name])
-        }
-        wanted = {name: value for name, value in wanted.items() if value.is_leaf}
-        parameters = {n: v for n, v in wanted.items() if isinstance(v, torch.nn.Parameter)}
+        held = {name: self.named[name] for name, _, _ in self.sides}
+        parameters = {n: v for n, v in held.items() if isinstance(v, torch.nn.Parameter)}
         try:
             with torch.enable_grad():
                 outputs = self.outputs()
@@ -207,11 +182,9 @@ class _Bench(Runner):
         }
 
     def compare(self, before: Any, largest: int, tolerance: float, times: int) -> bool:
-        """Redraw unused scalars, then rescale at random: the outputs must not change.
+        """Redraw unused scalars, then rescale at random: whether the outputs do not change.
 
-        Returns:
-            Whether they did not; where they change as much when every weight changes in its last
-            digits, nothing can be said.
+        Where they change as much by the last digits of every weight, nothing can be said.
         """
         import torch
 

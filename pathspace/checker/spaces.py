@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from .bench import Runner, could_change, relative_change
-from .coverage import recorder_of_gates
 from .document import Rejected, integers, require
 
 # group -> its dimension for matrices of n rows
@@ -47,9 +46,7 @@ class MovedGain:
 
 @dataclass(frozen=True)
 class BasisSlice:
-    """Positions along a dimension of a parameter, shape ``(count, size)``, on which a group acts
-    by ``A``, or by ``A^-T`` (``dual``).
-    """
+    """Positions ``(count, size)`` along a dimension on which ``A``, or ``A^-T``, acts."""
 
     parameter: str
     dim: int
@@ -77,9 +74,7 @@ class FreeSpace:
 
 
 def read_spaces(document: Mapping[str, Any]) -> tuple[list[FreeSpace], list[str]]:
-    """Read the spaces of a document, if it has any, and the names of tensors whose ties are cut;
-    dimensions are counted.
-    """
+    """The spaces of a document, and the names of tensors whose ties are cut."""
     if "spaces" not in document:
         return [], []
     section = document["spaces"]
@@ -190,21 +185,16 @@ def rotate_copy(
     tolerance: float,
 ) -> str:
     """Check that random elements of all groups do not change the outputs of a copy, at the model's
-    own weights and inputs and at others.
-
-    Returns:
-        Why no change could be visible, or ``""``.
+    own weights and inputs and at others; why no change could be visible, or ``""``.
     """
     bench = _Bases(spaces, ties, model, args, kwargs)
-    before, recorder = bench.begin(), recorder_of_gates()
-    with recorder:
-        bench.run()
-    limit = max(tolerance, min(ROUNDING * recorder.eps, LOOSEST))
-    compared = could_change(before) and bench.compare(before, limit, recorder.eps)
+    before, eps = bench.begin(), bench.coarsest_eps()
+    limit = max(tolerance, min(ROUNDING * eps, LOOSEST))
+    compared = could_change(before) and bench.compare(before, limit, eps)
     for number in range(1, DRAWS + 1):
         drawn = bench.draw(number, "unit")
         if drawn is not None:
-            compared = bench.compare(drawn, limit, recorder.eps) or compared
+            compared = bench.compare(drawn, limit, eps) or compared
     return "" if compared else "all outputs are 0, or rounding errors"
 
 
@@ -232,12 +222,30 @@ class _Bases(Runner):
         self.named = dict(self.model.named_parameters(remove_duplicate=False))
         check_places(spaces, self.named, ())
 
-    def compare(self, before: Any, tolerance: float, eps: float) -> bool:
-        """Let random elements of all groups act: the outputs must not change.
+    def coarsest_eps(self) -> float:
+        """The ``eps`` of the coarsest type of numbers that the model computes with."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
 
-        Returns:
-            Whether they did not; nothing can be said where a gain is 0, or where outputs change as
-            much when every weight changes in its last digits.
+        types = {torch.float64}
+
+        class Recorder(TorchDispatchMode):
+            supports_higher_order_operators = True
+
+            def __torch_dispatch__(self, func, _types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                result = func(*args, **(kwargs or {}))
+                if getattr(result, "dtype", torch.int64).is_floating_point:
+                    types.add(result.dtype)
+                return result
+
+        with Recorder():  # type: ignore[no-untyped-call]
+            self.run()
+        return max(torch.finfo(kind).eps for kind in types)
+
+    def compare(self, before: Any, tolerance: float, eps: float) -> bool:
+        """Let random elements of all groups act: whether the outputs do not change.
+
+        Nothing can be said where a gain is 0, or the last digits of weights change as much.
         """
         import torch
 
@@ -263,9 +271,7 @@ class _Bases(Runner):
         )
 
     def _element(self, space: FreeSpace) -> Any:
-        """A random matrix of the group for each block: the orthogonal factor of a random matrix,
-        and for groups without a length something more.
-        """
+        """A random matrix for each block: orthogonal, and more for groups without a length."""
         import torch
 
         n, count = space.size, space.count

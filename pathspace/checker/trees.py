@@ -75,13 +75,7 @@ def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    """One edge for every unit, in the order of units.
-
-    Attributes:
-        edge: a unique number for each edge.
-        tail: units (or products) at the tails, without their signs.
-        head: units (or products) at the heads, without their signs.
-    """
+    """One edge for every unit, in their order: its number, and the ids at its ends."""
 
     edge: np.ndarray
     tail: np.ndarray
@@ -91,9 +85,7 @@ class Tree:
 def _tree(
     entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str
 ) -> Tree:
-    """Check a tree: every edge must connect its unit, with coefficient +-1,
-    to units reached before.
-    """
+    """Check that every edge joins its unit, with coefficient +-1, to units before it."""
     order, tensor, index = (
         integers(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index")
     )
@@ -169,9 +161,7 @@ def _walk_of_products(
 
 
 def _chains(tree: Tree, shared: np.ndarray, units: int) -> int:
-    """Count the chains, and check that exactly one edge of ``T_in``
-    outside ``T_out`` enters each.
-    """
+    """Count the chains: exactly one edge of ``T_in`` outside ``T_out`` has to enter each."""
     leader = list(range(units + 1))
 
     def find(unit: int) -> int:

@@ -53,9 +53,7 @@ def three_arguments(target: str, source: str, destination: str | None) -> tuple[
 def rewriting(
     owner: str, target: str, source: str, destination: str, inputs: list[str] | None, seed: int
 ) -> Iterator[tuple[LoadedTarget, str | Path]]:
-    """The loaded model, and where the new checkpoint is written: the destination, or a file whose
-    bytes go to standard output for ``-``.
-    """
+    """The loaded model, and the file of the new checkpoint: of bytes to print for ``-``."""
     from ..errors import InputError
     from ..files.writing import STDOUT, delivering
 

@@ -98,18 +98,14 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
 
 
 def _began_with_an_interrupt(error: BaseException | None) -> bool:
-    """Whether an interrupt led to an error: libraries that are interrupted while they
-    load fail in other ways.
-    """
+    """Whether an interrupt led to an error; libraries fail in other ways as they load."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _unexpected(error: BaseException) -> str:
-    """Return the sentence for a usage error, an output that cannot be
-    written, or what the library does not expect.
-    """
+    """The sentence for wrong usage, an output that cannot be written, or a defect."""
     if hasattr(error, "format_message"):  # of typer, whose module differs between versions
         usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", error.format_message())
         usage = usage.replace("Value error, ", "")
@@ -131,17 +127,13 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _write_nowhere() -> None:
-    """Discard what is still buffered for standard output: it would fail again
-    when Python exits.
-    """
+    """Discard what is buffered for standard output: it would fail again at the end."""
     with contextlib.suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(label: str, style: str, sentence: str) -> None:
-    """Print one sentence on standard error, never broken into lines, after a label such as
-    ``Error`` in a style of rich.
-    """
+    """Print a label in a style of rich and one sentence, on one line of standard error."""
     # (not at the top: its import draws one of Python's random numbers)
     from rich.console import Console
 

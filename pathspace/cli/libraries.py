@@ -23,16 +23,14 @@ from .errors import say
 
 # models of more weights are built without numbers
 LARGE = 30_000_000
-BATCH, TOKENS, SAMPLES, SIDE, FRAMES = 2, 8, 16_000, 224, 16
+BATCH, TOKENS, SIDE, FRAMES = 2, 8, 224, 16
 
 Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
 Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
-    """The model that a target names, in evaluation mode, without numbers in its parameters where
-    there are more than :data:`LARGE`, and example inputs, or ``None`` where none can be made up.
-    """
+    """The model that a target names, in evaluation mode, and example inputs, or ``None``."""
     library, _, name = spec.partition(":")
     try:
         package = importlib.import_module(
@@ -57,9 +55,7 @@ def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
 
 
 def _made(make: Make) -> tuple[nn.Module, Example | None]:
-    """The model without numbers, or with them if it is small, or if it runs parts of
-    itself while it is built.
-    """
+    """The model without numbers, or with them if it is small or runs while it is built."""
     try:
         with without_weights():
             model, example = make()
@@ -81,38 +77,21 @@ def _transformers(package: Any, path: str) -> Make:
 
     def make() -> tuple[nn.Module, Example | None]:
         model = package.AutoModel.from_config(config) if kind is None else kind(config)
-        return model, _inputs(model, config)
+        # (a structure has no data type, and parts with their own do not run)
+        return model.float(), _inputs(model, config)
 
     return make
 
 
 def _configuration(package: Any, file: Path, path: str) -> Any:
-    """The configuration in a file, without data types: a structure has none, and parts
-    with their own do not run.
-    """
-    kind = ""
     try:
-        # (as its own files are read: infinite numbers have a form of their own there)
-        entries, _ = package.PretrainedConfig.get_config_dict(str(file))
-        kind = str(entries["model_type"])
-        return type(package.AutoConfig.for_model(kind)).from_dict(_without_dtypes(entries))
+        return package.AutoConfig.from_pretrained(str(file))
     except Exception as error:  # classes of configurations have errors of their own
-        hint = did_you_mean(kind, package.CONFIG_MAPPING)
         raise InputError(
             f"'{path}' is not a configuration of a transformers model: {type(error).__name__}"
-            f" ({_line(error)}){hint}; expected JSON with the model_type of transformers"
+            f" ({_line(error)}); expected JSON with the model_type of transformers"
             f" {package.__version__}, or name a function that builds the model, file.py:name."
         ) from error
-
-
-def _without_dtypes(entries: Any) -> Any:
-    if not isinstance(entries, dict):
-        return entries
-    return {
-        name: _without_dtypes(entry)
-        for name, entry in entries.items()
-        if name not in ("dtype", "torch_dtype")
-    }
 
 
 def _architecture(package: Any, config: Any, path: str) -> Any:
@@ -135,10 +114,7 @@ def _architecture(package: Any, config: Any, path: str) -> Any:
 
 
 def _inputs(model: Any, config: Any) -> Example | None:
-    """The model's main input; text and pictures where it needs both; what a decoder starts from.
-
-    Nothing for a model whose main input is of another kind.
-    """
+    """The model's main input, text beside pictures, and a decoder's start; or ``None``."""
     names = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     wanted = [main]
@@ -161,20 +137,6 @@ def _example(name: str, config: Any) -> Tensor | None:
         frames: int | None = getattr(vision, "num_frames", getattr(vision, "frames_per_clip", None))
         channels = getattr(vision, "num_channels", getattr(vision, "in_chans", 3))
         return torch.randn(BATCH, *(() if frames is None else (frames,)), channels, height, width)
-    if name == "input_features":
-        # bins before times for Whisper, after them for others
-        last = getattr(
-            config, "input_feat_per_channel", getattr(config, "feature_projection_input_dim", None)
-        )
-        if last is not None:
-            return torch.randn(BATCH, 2 * TOKENS, last)
-        bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
-        return torch.randn(BATCH, bins, 2 * getattr(config, "max_source_positions", 8))
-    if name == "input_values":
-        pictured = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")
-        return torch.randn(
-            BATCH, *((config.max_length, config.num_mel_bins) if pictured else (SAMPLES,))
-        )
     if name not in ("input_ids", "decoder_input_ids"):
         return None
     words = getattr(config.get_text_config(), "vocab_size", 2)
@@ -196,10 +158,9 @@ def _torchvision(package: Any, name: str) -> Make:
     _known("torchvision", name, name, package.list_models())
 
     def make() -> tuple[nn.Module, Example]:
-        plain = {"weights": None, "weights_backbone": None} if "_" in name else {"weights": None}
         try:
-            model = package.get_model(name, **plain)
-        except TypeError:
+            model = package.get_model(name, weights=None, weights_backbone=None)
+        except TypeError:  # (it has no backbone)
             model = package.get_model(name, weights=None)
         return model, _pictures(model)
 

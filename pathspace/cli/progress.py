@@ -62,9 +62,7 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
 def loading(
     target: str, inputs: Sequence[str] | None, stage: str, **options: Any
 ) -> Iterator[Target]:
-    """Load a target, and show the progress of this and of the stage after it; for the options see
-    :func:`pathspace.cli.target.load_target`.
-    """
+    """Load a target with progress, and show a stage; options are those of ``load_target``."""
     from .target import load_target
 
     with show_progress("Loading", target) as status:
@@ -74,9 +72,7 @@ def loading(
 
 
 def stage_line(text: str, share: float | None) -> RenderableType:
-    """Return the line for a stage: its name, with rich's markup, after a bar if the share that is
-    done is known.
-    """
+    """The line for a stage: its name, after a bar if the share that is done is known."""
     if share is None:
         return text
     line = Table.grid(padding=(0, 1))
@@ -85,10 +81,7 @@ def stage_line(text: str, share: float | None) -> RenderableType:
 
 
 def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> None:
-    """Print what a command has found or done; text is not broken into lines.
-
-    It goes to standard error (``aside``) where standard output holds the result.
-    """
+    """Print text without breaking it into lines; on standard error ``aside`` of a result."""
     console = Console(stderr=aside)
     if isinstance(shown, str):
         console.print(shown, soft_wrap=True, markup=markup, highlight=False)
@@ -99,14 +92,7 @@ def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> No
 def deliver(
     facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
 ) -> None:
-    """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
-
-    Args:
-        facts: what the command found.
-        json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
-        shown: text, or an object that rich renders.
-        aside: show on standard error, because standard output holds the result.
-    """
+    """Write facts as JSON if asked, and show them unless JSON goes to standard output."""
     from json import dumps
 
     from ..files.writing import STDOUT, write_text

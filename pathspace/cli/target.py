@@ -18,11 +18,11 @@ import importlib
 import importlib.util
 import inspect
 import math
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,12 +31,9 @@ import torch
 from torch import nn
 
 from ..errors import InputError, did_you_mean, on_one_line
-from ..models.finite import check_finite
 from ..models.isolation import seed_torch, torch_kept
 from ..models.refusals import user_frame
-from ..models.values import has_values
 from . import libraries
-from .errors import say
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -75,12 +72,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``.
-
-    Example:
-        >>> parse_input("2x16:int64")
-        InputSpec(shape=(2, 16), dtype=torch.int64)
-    """
+    """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``."""
     sizes, colon, dtype = text.strip().partition(":")
     sizes = re.sub("[X,]", "x", sizes)
     if not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
@@ -103,7 +95,6 @@ def load_target(
     seed: int = 0,
     train: bool | None = None,
     need_inputs: bool = True,
-    warn: bool = True,
 ) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
@@ -112,21 +103,11 @@ def load_target(
     first floating-point parameter. The global random state does not change.
 
     Args:
-        spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library
-            (:mod:`pathspace.cli.libraries`).
-        inputs: one text per positional input, see `parse_input`; they replace
-            the target's own example.
-        seed: seeds both the weights of a model that the target builds and the inputs.
-        train: put the model in training mode, or in evaluation mode; ``None``
-            does not change its mode.
-        need_inputs: refuse a target without example inputs; ``False`` if inputs come from data.
-        warn: warn on standard error about NaN or infinite weights; not needed by
-            commands that refuse them.
-
-    Example:
-        >>> target = load_target("torch.nn:Identity", ["2x3"])
-        >>> target.model, target.args[0].shape
-        (Identity(), torch.Size([2, 3]))
+        spec: what is named.
+        inputs: one text per positional input; they replace the target's own example.
+        seed: of the inputs, and of the weights of a model that the target builds.
+        train: put the model in training or evaluation mode.
+        need_inputs: refuse a target without example inputs.
     """
     specs = [parse_input(text) for text in inputs]
     with torch_kept(seed):
@@ -137,61 +118,32 @@ def load_target(
         model, example = libraries.build_library_model(spec) if of_library else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
-    elif example is None:
-        target = Target(spec, model)
     elif isinstance(example, dict):
         target = Target(spec, model, kwargs=example)
     else:
-        target = Target(
-            spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example)
-        )
+        alone = isinstance(example, torch.Tensor)
+        target = Target(spec, model, (example,) if alone else tuple(example or ()))
     if need_inputs or specs or example is not None:
         _check_call(target, given=bool(specs) or example is not None)
     if train is not None:
         target.model.train(train)
-    if warn:
-        _warn_of_bad_numbers(target.model)
     return target
 
 
-def _warn_of_bad_numbers(model: nn.Module) -> None:
-    """A structure can be analysed whatever the numbers are."""
-    if all(map(has_values, (*model.parameters(), *model.buffers()))):
-        try:
-            check_finite(model, ())
-        except InputError as error:
-            say("Warning", "yellow", str(error))
-
-
 def find_object(spec: str) -> Any:
-    """Import the module or file in ``package.module:name`` or ``path/to/file.py:name``, and return
-    the object that it names.
-
-    Example:
-        >>> find_object("torch.nn:Identity").__name__
-        'Identity'
-    """
+    """Import a module or file, and return the object that is named after the colon."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place.strip() or not name.strip():
-        file = Path(spec) / "config.json" if Path(spec).is_dir() else Path(spec)
-        found_one = file.suffix == ".json" and file.is_file()
-        form = f"transformers:{spec} for the model of a configuration" if found_one else _FORM
+        form = f"{_FORM}, or transformers:path/to/config.json"
         raise InputError(f"The target '{spec}' has no 'place:name': give {form}.")
-    is_file = place.endswith(".py")
-    if not is_file and ("/" in place or "\\" in place):
-        raise InputError(f"The target '{spec}' names no Python file: give {_FORM}.")
-    module = _load_file(Path(place)) if is_file else _load_module(place)
-    found: Any = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            names = [other for other in dir(found) if not other.startswith("_")]
-            hint = did_you_mean(part, names)
-            owner = f"'{place}'" if found is module else f"'{name.rpartition('.')[0]}' in '{place}'"
-            way_out = "" if hint else "; check the name after the colon"
-            raise InputError(f"There is no '{part}' in {owner}{hint}{way_out}.") from None
-    return found
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        hint = did_you_mean(name, dir(module))
+        raise InputError(
+            f"There is no '{name}' in '{place}'{hint}; check the name after the colon."
+        ) from None
 
 
 def _load_module(name: str) -> ModuleType:
@@ -207,24 +159,18 @@ def _load_module(name: str) -> ModuleType:
         missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
         if not missing or not f"{name}.".startswith(f"{missing}."):
             raise _user_error(f"The module '{name}' cannot be imported", error) from error
-        package = missing.rpartition(".")[0]
-        folders = getattr(sys.modules.get(package), "__path__", []) if package else [Path.cwd()]
-        names = [entry.name for entry in pkgutil.iter_modules(map(str, folders))]
-        names = [f"{package}.{entry}" for entry in names] if package else names
+        hint = did_you_mean(missing, libraries.LIBRARIES)
         raise InputError(
-            f"There is no module '{missing}'{did_you_mean(missing, [*names, *libraries.LIBRARIES])}"
-            ": install it, run from the folder that contains it, or give the file as"
-            " path/to/file.py:name."
+            f"There is no module '{missing}'{hint}: install it, run from the folder that contains"
+            " it, or give the file as path/to/file.py:name."
         ) from None
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        near = did_you_mean(str(path), map(str, path.parent.glob("*.py")))
         raise InputError(
-            f"The file '{path}' {what}{near}: give a Python file, as in path/to/file.py:name, from"
-            f" the current folder, '{Path.cwd()}'."
+            f"There is no file '{path}': give a Python file, as in path/to/file.py:name, from the"
+            f" current folder, '{Path.cwd()}'."
         )
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -254,11 +200,15 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
             f"The target '{spec}' is {what}: name a torch.nn.Module, its class, or a function that"
             " returns a model or (model, example inputs)."
         )
-    if needed := _required_parameters(found):
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
         raise InputError(
-            f"The target '{spec}' needs the arguments {', '.join(needed)}: name a function without"
-            " arguments that builds the model."
-        )
+            f"The target '{spec}' needs arguments ({error}): name a function without arguments"
+            " that builds the model."
+        ) from None
+    except ValueError:  # (it has no signature)
+        pass
     try:
         made = found()
     except (Exception, SystemExit) as error:
@@ -296,9 +246,7 @@ def _make_inputs(
         dtype = spec.dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                wide = dtype in (torch.float64, torch.complex128)
-                drawn = torch.float64 if wide else torch.float32
-                tensor = torch.randn(spec.shape, dtype=drawn, generator=generator)
+                tensor = torch.randn(spec.shape, dtype=dtype, generator=generator)
             else:
                 tensor = torch.randint(0, 2, spec.shape, generator=generator)
             tensors.append(tensor.to(device, dtype))
@@ -327,15 +275,6 @@ def _check_call(target: Target, given: bool) -> None:
             f"{type(target.model).__name__}.forward takes {signature} ({why}): give --input once"
             f" per tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
         )
-
-
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def _user_error(what: str, error: BaseException) -> InputError:

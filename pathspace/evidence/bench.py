@@ -38,11 +38,8 @@ LARGEST = {torch.float64: 12, torch.float32: 4}
 def bench_copy(
     model: nn.Module, graph: Structure, inputs: tuple[Any, Any]
 ) -> tuple[nn.Module, torch.dtype]:
-    """A module to measure on: a float64 copy, or where that is too large one that shares the
-    model's tensors.
-
-    A model that insists on another precision (it names one in its forward) is measured on a copy
-    in its own.
+    """A module to measure on: a float64 copy, or one that shares the tensors of a large model. A
+    model that insists on another precision (in its forward) is measured on a copy in its own.
     """
     own = precision(model)
     if graph.num_weights > LARGE:
@@ -63,16 +60,7 @@ def bench_copy(
 
 
 def in_double(model: nn.Module) -> nn.Module:
-    """A copy of a model, with all that it holds in double precision: complex tensors, and those
-    that are plain attributes, too, which ``Module.double`` leaves as they are.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(1, 1)
-        >>> layer.turn, layer.table = torch.nn.Parameter(torch.ones(1) * 1j), [torch.ones(1)]
-        >>> in_double(layer).turn.dtype, layer.table[0].dtype
-        (torch.complex128, torch.float64)
-    """
+    """A copy with all tensors in double precision, complex ones and plain attributes too."""
 
     def wide(value: Any) -> Any:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
@@ -89,23 +77,17 @@ def in_double(model: nn.Module) -> nn.Module:
 
 
 def largest_power(graph: Structure) -> float:
-    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix used
-    128 times in depth.
-    """
+    """The largest power of scales that a weight meets: 1 without products."""
     return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
 
 
 def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
-    """``tolerance``, or more where a power is taken of scales, which multiplies their rounding
-    errors.
-    """
+    """``tolerance``, or more where powers of scales multiply their rounding errors."""
     return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
 
 
 def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
-    """Log-scales to measure with: as large as rounding in a precision allows, where constants
-    stand beside a scale.
-    """
+    """Log-scales to measure with, as large as rounding beside constants allows."""
     return graph.random_powers(seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
 
 
@@ -150,9 +132,7 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Workbench:
-    """A model on which theorems are measured, with its graph, its inputs and the seed of all draws;
-    afterwards its weights are what they were.
-    """
+    """A model to measure on, which afterwards is as before, with its graph and inputs."""
 
     graph: ReductionGraph
     model: nn.Module
@@ -182,11 +162,8 @@ class Workbench:
         return bool(layers or self.graph.folded_eps or self.graph.has_cuts)
 
     def resolution(self, before: ForwardRun, any_factor: bool = False) -> torch.dtype:
-        """The type to whose precision a rescaling can be seen: the model's, or a coarser one that
-        it computes in.
-
-        Powers of two pass through any type without rounding; other factors (``any_factor``) and
-        sums do not.
+        """The type to whose precision a rescaling can be seen: the model's, or a coarser one of its
+        steps, which round sums and other factors than powers of two (``any_factor``).
         """
         coarser = before.types if self.graph.shifts or any_factor else ()
         result: torch.dtype = max(
@@ -237,9 +214,7 @@ def draw_zeros(model: nn.Module, seed: int) -> int:
 
 
 def scaled(tree: Any, size: float) -> Any:
-    """Nested inputs with floating-point tensors multiplied, except tensors with infinite entries
-    (masks).
-    """
+    """Nested inputs with floating-point tensors multiplied, but for masks (infinite entries)."""
 
     def times(leaf: Tensor) -> Tensor:
         plain = leaf.is_floating_point() and leaf.layout == torch.strided

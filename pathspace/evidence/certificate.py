@@ -6,13 +6,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..shown import Shown
+from ..shown import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 FORMAT = "pathspace-certificate/1"
-MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]not applicable[/]"}
+MARKS = {True: ("holds", "green"), False: ("fails", "red"), None: ("not applicable", "yellow")}
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,13 @@ class Certificate(Shown):
 
     @property
     def holds(self) -> bool:
-        """Whether nothing fails: no theorem is refuted, and the invariance and that of spaces are
-        within their tolerances.
-        """
+        """Whether no theorem is refuted, and all measured changes are within tolerances."""
         parts = (self.theorem1, self.theorem2, self.theorem3, self.invariance, self.spaces)
         return all(part.get("holds") is not False for part in parts)
 
     @property
     def level(self) -> str:
-        """At which level the verdicts on all units hold: exactly, as the model
-        stands, or at ``eps = 0`` only.
-        """
+        """At which level verdicts on all units hold: exactly, or at ``eps = 0`` only."""
         return "at eps = 0" if self.units_exact < self.units else "exactly"
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,24 +98,16 @@ class Certificate(Shown):
         return json.dumps(self.to_dict(), indent=indent)
 
     def __rich__(self) -> RenderableType:
-        from rich import box
         from rich.console import Group
-        from rich.markup import escape
-        from rich.table import Table
         from rich.text import Text
 
-        title = f"Path space of {escape(self.model)}"
-        figures = Table(box=box.SIMPLE, title=title, title_justify="left", show_header=False)
-        figures.add_column(style="bold")
-        figures.add_column(justify="right")
-        figures.add_column(style="dim", overflow="fold")
         kinds = ("pinned", "unused")
         others = {kind: self.parameters[kind] for kind in kinds if self.parameters.get(kind)}
         listed = ", ".join(f"{count:,} {kind}" for kind, count in others.items())
         total = f"{listed}; {self.parameters.get('total', 0):,} in total"
-        bound, rule = escape(self.upper_bound.get("evidence", "")), self.skeleton.get("rule", "")
+        bound, rule = self.upper_bound.get("evidence", ""), self.skeleton.get("rule", "")
         group = f"free scales ({self.level}): dimension of the gauge group"
-        rows = (
+        figures = (
             ("weights m", self.weights, "scalar weights on paths"),
             ("units H", self.units, group),
             ("units at most", self.units_at_most, bound),
@@ -129,44 +118,38 @@ class Certificate(Shown):
             ("exact rank", self.rank, self.theorem3.get("matrix", "")),
             ("other scalars", sum(others.values()) or None, total),
         )
-        for name, number, words in rows:
-            # (a bound that was asked for and not found is said, too)
-            if number is not None or (bound and name == "units at most"):
-                figures.add_row(name, "" if number is None else f"{number:,}", words)
-
-        verdicts = Table(box=box.SIMPLE)
-        for column in ("statement", "verdict", "evidence"):
-            verdicts.add_column(column, overflow="fold")
-        for title, entry in (
+        # (a bound that was asked for and not found is said, too)
+        rows = [
+            (name, "" if number is None else f"{number:,}", words)
+            for name, number, words in figures
+            if number is not None or (bound and name == "units at most")
+        ]
+        statements = (
             ("Theorem 1: paths from basis paths", self.theorem1),
             ("Theorem 2: activations from path values", self.theorem2),
             ("Theorem 3: number and independence", self.theorem3),
             ("Rescaling keeps the function", self.invariance),
-        ):
-            mark = MARKS[entry["holds"]] + (f" {self.level}" if entry["holds"] else "")
-            verdicts.add_row(title, mark, escape(entry["evidence"]))
-        parts: list[Any] = [figures, verdicts, *self._spaces()]
+        )
+        verdicts = [
+            (title, mark(entry["holds"], self.level), entry["evidence"])
+            for title, entry in statements
+        ]
+        parts: list[Any] = [
+            text_table(f"Path space of {self.model}", ("", "", ""), rows, right=(1,)),
+            text_table("", ("statement", "verdict", "evidence"), verdicts),
+            *self._spaces(),
+        ]
         if self.pinned:
-            pins = Table(
-                box=box.SIMPLE, title="Operations that fixed a scale", title_justify="left"
-            )
-            for column in ("operation", "times", "module", "line", "reason"):
-                pins.add_column(column, overflow="fold")
             groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
             for pin in self.pinned:
                 groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
+            pins = []
             for (op, reason), entries in groups.items():
-                modules = ", ".join(
-                    dict.fromkeys(entry["module"] or "(model)" for entry in entries[:3])
-                )
-                pins.add_row(
-                    op,
-                    str(len(entries)),
-                    escape(modules + (", ..." if len(entries) > 3 else "")),
-                    entries[0]["source"],
-                    reason,
-                )
-            parts.append(pins)
+                modules = [entry["module"] or "(model)" for entry in entries[:3]]
+                places = ", ".join([*dict.fromkeys(modules), *["..."] * (len(entries) > 3)])
+                pins.append((op, str(len(entries)), places, entries[0]["source"], reason))
+            columns = ("operation", "times", "module", "line", "reason")
+            parts.append(text_table("Operations that fixed a scale", columns, pins))
         if self.unused:
             names = ", ".join(self.unused[:8] + ["..."] * (len(self.unused) > 8))
             parts.append(Text(f"Unused parameters: {names}"))
@@ -176,21 +159,24 @@ class Certificate(Shown):
 
     def _spaces(self) -> list[RenderableType]:
         """A row for each free space, with the verdict on all."""
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
         from rich.text import Text
 
         if not self.spaces:
             return []
-        title = f"Changes of basis keep the function: {MARKS[self.spaces['holds']]}"
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for column in ("space", "group", "dimension", "outputs change by"):
-            table.add_column(column, overflow="fold")
+        title = Text("Changes of basis keep the function: ").append(mark(self.spaces["holds"]))
+        rows = []
         for line in self.spaces["free"]:
             group = f"{line['group']}({line['size']}) x {line['count']:,}"
             change = line.get("change")
             measured = "not measured" if change is None else f"{change:.1e}"
-            table.add_row(escape(line["name"]), group, f"{line['dimension']:,}", measured)
+            rows.append((line["name"], group, f"{line['dimension']:,}", measured))
+        table = text_table(title, ("space", "group", "dimension", "outputs change by"), rows)
         rigid = f"{len(self.spaces['rigid']):,} further spaces are rigid."
         return [table, Text(f"Evidence: {self.spaces['evidence']}. {rigid}\n")]
+
+
+def mark(holds: bool | None, level: str = "") -> Text:
+    """A verdict as a coloured word, with the level at which it holds."""
+    from rich.text import Text
+
+    return Text.assemble(MARKS[holds], f" {level}" if holds and level else "")

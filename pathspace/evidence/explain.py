@@ -11,7 +11,7 @@ from torch import nn
 
 from ..inference.reasons import Reason
 from ..reduction import ReductionGraph, trace
-from ..shown import Shown
+from ..shown import Shown, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,9 +43,7 @@ class ParameterStatus:
 
     @property
     def status(self) -> str:
-        """One word: ``"path space"``, ``"pinned"`` or ``"unused"``, or the first of
-        them that applies to a part.
-        """
+        """``"path space"``, ``"pinned"`` or ``"unused"``: the first that applies to a part."""
         return "path space" if self.path_space else "pinned" if self.pinned else "unused"
 
 
@@ -73,9 +71,7 @@ class Explanation(Shown):
 
     @cached_property
     def reasons(self) -> tuple[Reason, ...]:
-        """For every fixed scale, the shortest chain of operations to the root
-        (found when first asked for).
-        """
+        """For every fixed scale, the shortest chain of operations to the root."""
         return self.graph.reasons()
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,18 +84,11 @@ class Explanation(Shown):
         }
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        totals = self.totals
+        totals, rows = self.totals, []
         title = (
             f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} outside it,"
             f" {totals['unused']:,} unused; {len(self.graph.pinned):,} operations fix scales"
         )
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for column in ("parameter", "shape", "status", "scales", "why"):
-            table.add_column(column, overflow="fold")
         for entry in self.parameters:
             shape = "x".join(map(str, entry.shape)) or "scalar"
             free, why = "", [entry.by] if entry.by else []
@@ -109,8 +98,8 @@ class Explanation(Shown):
                 if entry.unused:
                     why.append(f"{entry.unused:,} of its scalars unused")
             why += [str(reason) for reason in self.reasons if reason.parameter == entry.name]
-            table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
-        return table
+            rows.append((entry.name, shape, entry.status, free, "\n".join(why)))
+        return text_table(title, ("parameter", "shape", "status", "scales", "why"), rows)
 
 
 def explain(
@@ -150,13 +139,7 @@ def explain(
 
 
 def account(graph: ReductionGraph) -> Explanation:
-    """Account for every parameter of a traced model.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> account(ps.trace(torch.nn.Linear(3, 2), torch.randn(1, 3))).totals
-        {'path_space': 8, 'pinned': 0, 'unused': 0}
-    """
+    """Account for every parameter of a traced model."""
     places: dict[str, str] = {}
     for pin in graph.pinned:
         parts = (pin.op, pin.module and f"in {pin.module}", pin.source)

@@ -39,7 +39,6 @@ from .bench import (
     draw_zeros,
     holding,
     largest_power,
-    other_inputs,
     powers_for,
     redrawn,
     rounding_tolerance,
@@ -57,12 +56,7 @@ WIDEST = 16.0
 
 
 def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Measure the invariance.
-
-    Returns:
-        Evidence for the certificate, and how many rectifiers switched of how many seen under the
-        rescaling.
-    """
+    """Evidence for the certificate, and how many rectifiers switched of how many seen."""
     graph, (before, drawn) = bench.graph, (bench.run(), 0)
     dtype = bench.resolution(before)
     tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))
@@ -71,7 +65,6 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         drawn = draw_zeros(bench.model, bench.seed)
         before = bench.run()
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
-    constant = not silent and _ignores(bench, before)
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
     phi = powers_for(graph, dtype, bench.seed)
 
@@ -100,7 +93,6 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
             silent,
             "; no output is a number other than 0, so that nothing could have been seen to change",
         ),
-        (constant, "; other inputs give the same outputs: the model ignores its inputs"),
     )
     words += "".join(text for said, text in further if said)
     if not len(before.outputs):
@@ -115,19 +107,10 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         "rescaling_as_it_stands": as_it_stands,
         "normalisation_layers": layers,
         "weights_drawn": drawn,
-        "vacuous": silent or constant,
+        "vacuous": silent,
         "dtype": str(dtype).removeprefix("torch."),
     }
     return evidence, switches
-
-
-def _ignores(bench: Workbench, before: ForwardRun) -> bool:
-    """Whether a model gives the same outputs for other inputs, up to rounding."""
-    other = other_inputs((tuple(bench.inputs[0]), dict(bench.inputs[1])), bench.seed)
-    after = None if other is None else _run(replace(bench, inputs=other))
-    if after is None or after.outputs.shape != before.outputs.shape:
-        return False
-    return difference(before, after) <= 64 * torch.finfo(precision(bench.model)).eps
 
 
 def measure_levels(bench: Workbench) -> dict[str, Any]:
@@ -141,16 +124,6 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
         weights meet high powers of scales); ``holds``, whether the exact level changes within
         ``tolerance`` (``None`` where it has no units, no output could be seen to change, or
         rounding decides the outputs).
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> levels = measure_levels(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
-        (3, 4, True)
     """
     graph, before = bench.graph, bench.run()
     dtype = bench.resolution(before, any_factor=True)
@@ -164,14 +137,10 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
 
     def level(direction: Tensor, units: int) -> dict[str, Any]:
-        changes = (
-            [
-                {"deviation": d, "change": difference(before, bench.rescaled(d * direction))}
-                for d in deviations
-            ]
-            if units
-            else []
-        )
+        changes = [
+            {"deviation": d, "change": difference(before, bench.rescaled(d * direction))}
+            for d in deviations[: len(deviations) * bool(units)]
+        ]
         return {"units": units, "dimension": graph.num_weights - units, "changes": changes}
 
     exact = level(graph.exact_part(normal), graph.num_exact_units)
@@ -190,19 +159,14 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
 
 
 def levels_in_words(levels: Mapping[str, Any]) -> str:
-    """Both levels with their measured changes, in one sentence.
+    """Both levels with their measured changes, in one sentence."""
 
-    Example:
-        >>> one = {"units": 3, "dimension": 8, "changes": [{"deviation": 1.0, "change": 2e-16}]}
-        >>> print(levels_in_words({"exact": one, "all": one, "holds": True, "tolerance": 1e-8}))
-        in the unchanged model, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
-    """  # noqa: E501
-
-    def changes(level: Mapping[str, Any]) -> str:
-        return ", ".join(
+    def told(level: Mapping[str, Any], units: str) -> str:
+        changes = (
             f"{entry['change']:.1e} (phi ~ N(0, {entry['deviation'] ** 2:g}))"
             for entry in level["changes"]
         )
+        return f"by {', '.join(changes)} when {level['units']:,} {units} are rescaled"
 
     exact, every = levels["exact"], levels["all"]
     words = "in the unchanged model, eps included: "
@@ -210,20 +174,10 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         return words + "there are no units to rescale"
     if not every["changes"]:
         return "nothing was measured, as tensors have no values"
-    if exact["units"] == every["units"]:
-        return (
-            f"{words}outputs change by {changes(every)} when its {every['units']:,} units are"
-            " rescaled"
-        )
-    if exact["units"]:
-        words += (
-            f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are"
-            " rescaled, "
-        )
-    return (
-        f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at"
-        " eps = 0)"
-    )
+    parts = [told(exact, "exact units")] if exact["units"] else []
+    if exact["units"] < every["units"]:
+        parts.append(told(every, "units, exact at eps = 0 only,"))
+    return f"{words}outputs change {', '.join(parts)}"
 
 
 def trials(bench: Workbench) -> dict[str, Any]:
@@ -233,16 +187,6 @@ def trials(bench: Workbench) -> dict[str, Any]:
     Returns:
         ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without
         such a trial), and ``tried``, the number of trials whose outputs are finite and not all 0.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> found = trials(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> found["tried"], found["rescaling"] < 1e-12, found["unused"]
-        (3, True, None)
     """
     result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
     if bench.large:
@@ -263,12 +207,7 @@ def trials(bench: Workbench) -> dict[str, Any]:
 
 
 def trials_in_words(found: Mapping[str, Any]) -> str:
-    """The result of :func:`trials` as the end of a sentence.
-
-    Example:
-        >>> trials_in_words({"tried": 3, "rescaling": 1e-16, "unused": None, "sizes": [1.0]})
-        '; with all weights redrawn, in 3 trials at inputs of several sizes, by 1.0e-16'
-    """
+    """The result of :func:`trials` as the end of a sentence."""
     if found["rescaling"] is None and found["unused"] is None:
         return ""
     words = (
@@ -292,14 +231,6 @@ def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
         :func:`pathspace.evidence.proof.space_lines`, each free space with ``change``, the largest
         one relative to the largest output (``None`` if nothing was measured); ``holds``, whether
         all are within ``tolerance``, and ``evidence``.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)).double()
-        >>> x = torch.randn(4, 3).double()
-        >>> bench = Workbench(ps.trace(model, x), model, ((x,), {}))
-        >>> measure_spaces(bench, ps.spaces(model, x))["holds"]
-        True
     """
     lines, whole = space_lines(found), bench.run()
     types = (bench.resolution(whole, any_factor=True), *whole.types)

@@ -63,8 +63,6 @@ def proof(
     graph = skeleton.graph
     if spaces is not None:
         spaces.expect_own("proof", graph.parameters)
-    units = graph.num_units
-    shared = len(skeleton.shared)
     forms = graph.forms.tocsr()
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -72,7 +70,7 @@ def proof(
         "model": name,
         "statement": STATEMENT,
         "weights": graph.num_weights,
-        "units": units,
+        "units": graph.num_units,
         "dimension": graph.dimension,
         "tensors": [
             {
@@ -87,15 +85,8 @@ def proof(
             for block in graph.blocks
         ],
         "products": [
-            [
-                [int(unit) + 1, int(times)]
-                for unit, times in zip(
-                    forms.indices[forms.indptr[i] : forms.indptr[i + 1]],
-                    forms.data[forms.indptr[i] : forms.indptr[i + 1]],
-                    strict=True,
-                )
-            ]
-            for i in range(forms.shape[0])
+            [[int(unit) + 1, int(times)] for unit, times in zip(row.indices, row.data, strict=True)]
+            for row in (forms[[i]] for i in range(forms.shape[0]))
         ],
         "statistics": [
             {
@@ -113,7 +104,7 @@ def proof(
         ],
         "unused": list(graph.unused),
         "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
-        "shared_edges": shared,
+        "shared_edges": len(skeleton.shared),
         "chains": skeleton.num_chains,
         "basis_paths": len(skeleton.basis()),
         **({} if spaces is None else {"spaces": space_lines(spaces)}),
@@ -137,13 +128,6 @@ def space_lines(found: FeatureSpaces) -> dict[str, Any]:
         ``dimension``, ``ties`` (names that need a tensor of their own), ``free`` (each with its
         group, and the positions along dimensions of parameters on which ``A`` or ``A^-T`` acts
         after gains moved there), and ``rigid`` (with reasons).
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Linear(8, 2))
-        >>> (line,) = space_lines(ps.spaces(model, torch.randn(4, 3)))["free"]
-        >>> line["group"], line["dimension"], line["slices"][0]["positions"]
-        ('GL', 64, [0, 1, 2, 3, 4, 5, 6, 7])
     """
     return {
         "dimension": found.dimension,
@@ -205,9 +189,7 @@ def _array(ids: Tensor) -> dict[str, Any]:
 
 
 def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
-    """Integers as a list, or as runs ``[first, step, count]``, because ids
-    of units mostly count up.
-    """
+    """Integers as a list, or as runs ``[first, step, count]``: ids mostly count up."""
     if len(values) <= SHORT:
         return list(values.tolist())
     step = np.diff(values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -39,13 +40,9 @@ AT_ONCE, AT_ONCE_NUMBERS = 64, 2**25
 
 @dataclass(frozen=True, eq=False)
 class ScaledTensor:
-    """A parameter, or a running mean or variance of a normalisation.
-
-    Attributes:
-        name: of the parameter or buffer.
-        scalars: which scalars of the model it holds, in the order of ``P``.
-        columns: its log-scales; a running mean shares those of its variance.
-        rows: how many of these, from the first, are log-scales of rows.
+    """A parameter, or a running mean or variance of a normalisation: which scalars of the model it
+    holds, in the order of ``P``, and its log-scales (a running mean shares those of its variance),
+    of which the first ``rows`` are those of rows.
     """
 
     name: str
@@ -56,13 +53,9 @@ class ScaledTensor:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """All log-scales of a model.
-
-    Attributes:
-        tensors: what holds the scalars, in order.
-        matrix: ``P``, sparse ``(scalars, R)``; 2 in the rows of a variance.
-        units: the log-scale of every scalar as a sum of those of the units that were found,
-            sparse ``(scalars, H)``.
+    """All log-scales of a model: ``matrix`` is ``P``, sparse ``(scalars, R)``, with 2 in the rows
+    of a variance; ``units`` has the log-scale of every scalar as a sum of those of the units that
+    were found, sparse ``(scalars, H)``.
     """
 
     tensors: tuple[ScaledTensor, ...]
@@ -71,17 +64,7 @@ class Family:
 
 
 def family(graph: Structure, most: int | None = None) -> Family:
-    """The log-scales of a traced model's tensors.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> scales = family(ps.trace(model, torch.randn(1, 2)))
-        >>> scales.matrix.shape, scales.units.shape
-        ((13, 12), (13, 3))
-    """
+    """The log-scales of a traced model's tensors, at most so many."""
     blocks = {block.name: block for block in graph.blocks}
     tensors: list[ScaledTensor] = []
     parts, moves = [], [csr_array((0, graph.expand.shape[1]))]
@@ -152,12 +135,8 @@ def _not_differentiable(error: Exception) -> Untested:
 
 
 class Sampler:
-    """Samples of the derivatives of a model by the log-scales of a family.
-
-    Attributes:
-        alive: which scalars have had an effect.
-        wrong: how many samples contradict a found unit.
-        problem: why the last run gave no sample.
+    """Samples of the derivatives of a model by the log-scales of a family: which scalars have had
+    an effect (``alive``), and how many samples contradict a found unit (``wrong``).
     """
 
     def __init__(self, bench: Workbench, scales: Family, units: csr_array) -> None:
@@ -208,10 +187,7 @@ class Sampler:
     def _products(
         self, joined: Tensor, weights: Mapping[str, Tensor], cotangents: Tensor
     ) -> np.ndarray:
-        """``(w + c) dL/dw`` of every scalar, where ``w + c`` is what scales; a row per cotangent.
-
-        Of a complex weight its size is scaled: the product is ``Re(conj(w) dL/dw)``.
-        """
+        """``(w + c) dL/dw`` of all scalars, of sizes if complex; a row for each cotangent."""
         leaves, shifts, rows = list(weights.values()), self.bench.graph.shifts, []
         scaling = [w.detach().conj() + shifts.get(name, 0.0) for name, w in weights.items()]
         for each in cotangents:
@@ -223,9 +199,7 @@ class Sampler:
         return torch.stack(rows).numpy()
 
     def _outputs(self) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Run the model, at its own weights twice and then at others, and at inputs of many
-        magnitudes: its weights as leaves, and all finite outputs as one vector.
-        """
+        """Run at the model's own weights twice, then at others: weights as leaves, and outputs."""
         model, given, seed = self.bench.model, self.bench.inputs, self.bench.seed + self.runs
         weights = {
             name: self._weight(name, own).requires_grad_() for name, own in self.weights.items()
@@ -237,12 +211,7 @@ class Sampler:
         inputs = scaled(other_inputs(given, seed, seed % 2 == 1) or given, 10**exponent)
         # (without detaching anything the derivatives are those of the function, but the model may
         # not run that way, or not take inputs that were drawn)
-        for args, way in (
-            (inputs, IgnoreDetach),
-            (inputs, nullcontext),
-            (given, IgnoreDetach),
-            (given, nullcontext),
-        ):
+        for args, way in product((inputs, given), (IgnoreDetach, nullcontext)):
             try:
                 with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad(), way():
                     seed_torch(seed)
@@ -263,9 +232,7 @@ class Sampler:
         return weights, joined[torch.isfinite(joined)]
 
     def _weight(self, name: str, weight: Tensor) -> Tensor:
-        """The model's weights twice, then in turn: weights near them, new ones, and new ones
-        with few dead units.
-        """
+        """The model's own weights twice, then near ones, new ones, and mostly positive ones."""
         kind = self.runs % 3
         if self.runs < 2 and bool(weight.any()):
             return weight.clone()

@@ -31,16 +31,10 @@ CHECKED = 2_000
 # than all others together)
 LONGEST = 1_024
 ELEMENTS = 50_000
-ROUNDED_AWAY = (
-    "so they do where weights change in their last digits only: rounding decides, and nothing can"
-    " be said"
-)
 
 
 def enumerable(graph: Structure) -> Unrolled | None:
-    """The unrolled network, or ``None`` if it is too large to enumerate or has
-    quotients, which have no paths.
-    """
+    """The unrolled network; ``None`` if it is too large, or has quotients (no paths)."""
     if graph.num_weights > MATRIX_WEIGHTS:
         return None
     for node in graph.captured.graph.graph.nodes:
@@ -56,9 +50,7 @@ def enumerable(graph: Structure) -> Unrolled | None:
 
 
 def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
-    """Check against the weight blocks that each edge of a tree connects its unit
-    to units reached before.
-    """
+    """Why an edge of a tree does not connect its unit to units reached before."""
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
     ends = np.zeros((2, graph.num_units + 1), np.int64)
@@ -78,52 +70,35 @@ def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
 def theorem1(
     basis: BasisPaths, network: Unrolled | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Theorem 1: every path of the unrolled network is an integer combination of basis paths; with
-    the counting vectors of the enumerated paths.
-    """
+    """Theorem 1: paths are integer combinations of basis paths; with counting vectors."""
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
     if network is None or matrix is None:
-        words = (
-            "every circulation is an integer combination, by the two trees, which were checked edge"
-            " by edge"
-        )
-        return {
-            "holds": problem is None,
-            "evidence": problem or words,
-            "paths": None,
-            "exhaustive": False,
-        }, None
+        words = "every circulation is an integer combination, by two trees checked edge by edge"
+        found = {"holds": problem is None, "evidence": problem or words}
+        return found | {"paths": None, "exhaustive": False}, None
     walks = list(islice(network.walks(), ENUMERATED + 1))
     exhaustive = len(walks) <= ENUMERATED
     total = len(walks[:ENUMERATED])
     if total > CHECKED:
         walks = [walks[i] for i in np.random.default_rng(0).choice(total, CHECKED, replace=False)]
     if not walks:
-        return {
-            "holds": None,
-            "evidence": "the network has no path through weights",
-            "paths": 0,
-            "exhaustive": True,
-        }, None
+        words = "the network has no path through weights"
+        return {"holds": None, "evidence": words, "paths": 0, "exhaustive": True}, None
     vectors = np.zeros((len(walks), graph.num_weights), np.int64)
     for row, walk in enumerate(walks):
         np.add.at(vectors[row], [edge for edge in network.edges(walk) if edge >= 0], 1)
     coefficients = basis.coefficients(vectors)
     wrong = np.flatnonzero((whole_product(coefficients, matrix) != vectors).any(1))
     largest = int(np.abs(coefficients).max(initial=0))
-    number = (
-        f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
-    )
+    number = f"{'' if exhaustive else 'more than '}{total:,} unrolled paths"
     words = f"all {number}" if total == len(walks) else f"{len(walks):,} of {number}"
     words += f" have integer coefficients, largest {largest}"
+    if len(wrong):
+        words = f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
     evidence = {
         "holds": len(wrong) == 0,
-        "evidence": (
-            f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
-            if len(wrong)
-            else words
-        ),
+        "evidence": words,
         "paths": len(walks),
         # (a batch may be too small for every row of one table to meet those of another)
         "exhaustive": exhaustive and total == len(walks) and network.rows_meet,
@@ -149,9 +124,7 @@ def _matrix(basis: BasisPaths) -> csr_array | None:
 def theorem2(
     basis: BasisPaths, bench: Workbench, invariance: tuple[dict[str, Any], tuple[int, int]]
 ) -> dict[str, Any]:
-    """Theorem 2: path values and the signs of ``T_out`` determine outputs and
-    activations: rebuild the network.
-    """
+    """Theorem 2: path values and signs determine activations: rebuild the network."""
     graph, skeleton, model = basis.graph, basis.skeleton, bench.model
     if bench.large:
         evidence, (wrong, total) = invariance
@@ -201,7 +174,9 @@ def theorem2(
             # outputs that need not read them say nothing of the others
             holds = None
         if holds is False and rounding_decides(model, *bench.inputs, bench.seed, before, tolerance):
-            holds, words = None, f"{words}; {ROUNDED_AWAY}"
+            holds = None
+            words += "; so they do where weights change in their last digits only:"
+            words += " rounding decides, and nothing can be said"
     return {
         "holds": holds,
         "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
@@ -236,18 +211,12 @@ def theorem3(
         triangular = _triangular(basis.skeleton)
         words = f"{graph.num_units:,} independent gauge generators bound the rank from above, "
         words += f"{count:,} triangular basis paths from below"
-        return (
-            {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"},
-            None,
-            "certificate",
-        )
+        found = {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"}
+        return found, None, "certificate"
     rank = modular_rank(formed)
-    words = (
-        f"{count:,} basis paths of rank {rank:,} = m - H"
-        if rank == wanted == count
-        else f"{count:,} basis paths of rank {rank:,}, m - H = {wanted:,}"
-    )
     holds = rank == count == wanted
+    words = f"{count:,} basis paths of rank {rank:,}"
+    words += " = m - H" if holds else f", m - H = {wanted:,}"
     matrix = "rank of the basis paths"
     if vectors is not None and not cuts and len(vectors):
         every = modular_rank(vectors)
@@ -267,9 +236,7 @@ def theorem3(
 
 
 def _triangular(skeleton: TwoTrees) -> bool:
-    """Whether the basis without the columns of ``T_out`` is triangular: one unshared
-    edge enters every chain.
-    """
+    """Whether the basis is triangular outside ``T_out``: one unshared edge enters each chain."""
     # ids beyond the units are products of scales, which have no chain
     units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
     entered = skeleton.chain[units]

@@ -102,19 +102,7 @@ class UpperBound(Shown):
 
 
 def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:
-    """Bound the number of scale symmetries of a model from above, with ``eps = 0`` in its
-    normalisations.
-
-    Example:
-        >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> x = torch.randn(4, 2).double()
-        >>> bound = upper_bound(Workbench(ps.trace(model, x), model, ((x,), {})))
-        >>> bound.found, bound.at_most
-        (3, 3)
-    """
+    """Bound the number of scale symmetries from above, with ``eps = 0`` in normalisations."""
     start = time.thread_time()
     seconds = MOST_SECONDS if most_seconds is None else most_seconds
     graph, found, exact = bench.graph, bench.graph.num_units, bench.graph.num_exact_units
@@ -150,9 +138,7 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
 
 
 def _in_double(bench: Workbench) -> Workbench:
-    """The bench in float64, where a model with casts to a lower precision runs if they are
-    ignored, and with a larger batch, if the model takes it.
-    """
+    """The bench in float64, and with a larger batch where the model takes it."""
     model, inputs = bench.model, bench.inputs
     if precision(model) != torch.float64:
         model = in_double(stand_in(model, share_tensors=False))
@@ -265,9 +251,7 @@ def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) ->
 
 
 def _singular_values(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Singular values, relative to the largest, of rows of norm 1 with even columns; a triangle
-    that has them, and the norms of the columns.
-    """
+    """Relative singular values of even rows and columns, a triangle, and columns' norms."""
     # a column of small entries must not count as zero
     norms = np.linalg.norm(rows, axis=0)
     size = np.maximum(norms, EVEN * norms.max(initial=0) or 1.0)
@@ -288,17 +272,9 @@ def _left_over(
 ) -> list[dict[str, Any]]:
     """Tensors, and their rows, that null vectors move beyond what any found unit moves.
 
-    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars.
-
-    Args:
-        scales: what is named.
-        alive: ``P`` for scalars with an effect and log-scales that move one.
-        used: these log-scales.
-        known: log-scales of the same scalars, as sums of those of the found units.
-        null: null vectors, in columns.
-
-    Returns:
-        Name, size of the movement and rows, the most moved tensor first.
+    ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. ``alive`` is ``P``
+    for scalars with an effect and the log-scales ``used``, ``known`` has the log-scales of the same
+    scalars by found units, ``null`` null vectors in columns.
     """
     # (less the nearest found unit to each null vector, by what both do to scalars)
     moves = (alive.T @ known).toarray()

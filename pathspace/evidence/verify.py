@@ -95,13 +95,9 @@ def verify(
         Theorems 1, 2 and 3 of Path space for recurrent neural networks with ReLU activations.
     """
     start = time.perf_counter()
-    if graph is not None:
-        expect_arguments("verify", model=model, graph=graph)
-    expect_arguments("verify", or_none=True, spaces=spaces)
+    expect_arguments("verify", model=model)
+    expect_arguments("verify", or_none=True, graph=graph, spaces=spaces)
     expect_numbers("verify", SEED, seed=seed)
-    if not isinstance(model, nn.Module):
-        # (which says what is expected)
-        trace(model, *args, kwargs=kwargs, norm_eps=norm_eps)
     args, kwargs = arranged(model, args, kwargs)
     check_capturable(model)
     check_inputs(model, args, kwargs)
@@ -158,9 +154,7 @@ def verify(
 
 
 def _shapes_only(model: nn.Module, inputs: Any) -> bool:
-    """Whether a tensor of the model or of its inputs has no values, so that
-    nothing can be measured.
-    """
+    """Whether a tensor of the model or of its inputs has no values to measure with."""
     held = (*model.parameters(), *model.buffers(), *leaves(inputs))
     return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
 

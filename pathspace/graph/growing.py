@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from torch import nn
 
 from ..errors import InputError, UnsupportedError
 from ..models.values import has_values
@@ -54,7 +54,7 @@ class SpanningTreeBuilder:
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
         self.tree = SpanningTree.without_edges(count)
-        self.forms, self.rest = csr_array(graph.forms), self.tree.rest
+        self.rest = self.tree.rest
         self.rounds: list[np.ndarray] = []
         self._reached = np.zeros(count, bool)
         self._reached[0] = True
@@ -90,24 +90,15 @@ class SpanningTreeBuilder:
 
     def reach(self) -> np.ndarray:
         """Grow as far as possible, forward edges first; the units not reached."""
-        blocks = range(len(self.graph.blocks))
-        frozen = (
-            []
-            if self.blind
-            else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
-        )
+        blocks = list(range(len(self.graph.blocks)))
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = []
-        for chosen, forward in (
-            (matrices, True),
-            (list(blocks), True),
-            (matrices, False),
-            (list(blocks), False),
-        ):
-            first = [i for i in chosen if i in frozen]
-            if 0 < len(first) < len(chosen):
-                stages.append((first, forward, False))
-            stages.append((chosen, forward, True))
+        for forward in (True, False):
+            for chosen in (matrices, blocks):
+                frozen = list(filter(self._frozen, chosen))
+                if len(frozen) < len(chosen):
+                    stages.append((frozen, forward, False))
+                stages.append((chosen, forward, True))
         zeros = self.blind
         while not self._reached.all():
             self._next_floor = 0.0
@@ -126,8 +117,11 @@ class SpanningTreeBuilder:
             zeros = True
         return np.flatnonzero(~self._reached)
 
-    def _name(self, block: int) -> str:
-        return self.graph.blocks[block].name
+    def _parameter(self, block: int) -> nn.Parameter:
+        return self.graph.parameters[self.graph.blocks[block].name]
+
+    def _frozen(self, block: int) -> bool:
+        return not self.blind and not self._parameter(block).requires_grad
 
     @cached_property
     def logs(self) -> np.ndarray:
@@ -150,28 +144,16 @@ class SpanningTreeBuilder:
         return np.maximum(every, along), along
 
     def _look(self) -> None:
-        """Update which ids are reached, and the unit that alone is missing in an id."""
-        count, derived = len(self._reached), self.forms.shape[0]
-        self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
-        self.lacks = np.concatenate(
-            [np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)]
-        )
-        self.coefficient = np.ones(count + derived, np.int64)
-        if derived:
-            open_ = (~self._reached[1:]).astype(np.int64)
-            lacking = (self.forms != 0).astype(np.int64) @ open_
-            self.reached[count:] = lacking == 0
-            own = self.forms @ open_
-            single = (lacking == 1) & (np.abs(own) == 1)
-            which = (self.forms != 0).astype(np.int64) @ (open_ * np.arange(1, count))
-            self.lacks[count:] = np.where(single, which, 0)
-            self.coefficient[count:] = np.where(single, own, 1)
+        """Update which ids are reached: of a product all of its factors are."""
+        self.reached = abs(self.graph.expand) @ ~self._reached == 0
 
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
         found: list[tuple[np.ndarray, ...]] = []
         for block in blocks:
             rows = self.rows(block, forward)
-            wanted = self.lacks[np.abs(rows.near)] > 0
+            # (what leads to a product of units is left to joint rounds)
+            units = np.abs(rows.near)
+            wanted = (units < len(self._reached)) & ~self.reached[units]
             if not wanted.any():
                 continue
             open_ = self.reached[np.abs(rows.far)] & ~rows.dead
@@ -180,13 +162,10 @@ class SpanningTreeBuilder:
             if len(position) == 0:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
-            near, far = (
-                rows.near[position],
-                rows.far[rows.which[position], column % rows.far.shape[1]],
-            )
+            near, far = rows.near[position], rows.far[rows.which[position], column % open_.shape[1]]
             kept = (score >= 0) | zeros
             if self._floor and choosy:
-                largest = self.largest[forward][self.lacks[np.abs(near)]]
+                largest = self.largest[forward][np.abs(near)]
                 share = score / np.maximum(largest, SMALLEST)
                 large = (share >= self._floor) | (score <= 0)
                 small = share[kept & ~large].max(initial=0.0)
@@ -198,7 +177,7 @@ class SpanningTreeBuilder:
             return False
         source, near, flat, far, score = map(np.concatenate, zip(*found, strict=True))
         # one edge per unit: the best score, and the first of equal ones
-        lacking = self.lacks[np.abs(near)]
+        lacking = np.abs(near)
         top = np.full(len(self._reached), -np.inf)
         np.maximum.at(top, lacking, score)
         good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
@@ -208,12 +187,8 @@ class SpanningTreeBuilder:
         tree.block[units], tree.index[units] = source[best], flat[best]
         tree.forward[units] = forward
         tree.parent[units] = np.abs(far[best])
-        coefficient = self.coefficient[np.abs(near[best])]
-        tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
+        tree.own[units] = np.where(near[best] < 0, -1, 1)
         tree.other[units] = np.where(far[best] < 0, -1, 1)
-        if self.forms.shape[0]:
-            rows = self.graph.expand[np.abs(near[best])]
-            self.rest = self.rest + other_factors(units, rows, coefficient)
         self._reached[units] = True
         self._look()
         self.rounds.append(units)
@@ -229,7 +204,7 @@ class SpanningTreeBuilder:
                 lines = zip(entry.shape, steps, strict=True)
                 on_lines = np.concatenate([np.arange(n) * step for n, step in lines])
                 flat = np.intersect1d(flat, on_lines)
-            parameter = self.graph.parameters[entry.name]
+            parameter = self._parameter(block)
             if not zeros and has_values(parameter):
                 values = parameter.detach().reshape(-1)[torch.from_numpy(flat)]
                 flat = flat[(values != 0).cpu().numpy()]
@@ -264,7 +239,7 @@ class SpanningTreeBuilder:
             np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         )
         flat = rows.flat(position, column) + rows.tap
-        parameter = self.graph.parameters[self._name(block)]
+        parameter = self._parameter(block)
         if self.blind or not has_values(parameter):
             return flat, column, score
         # a skeleton weight must not be 0: take the first of its row that is not
@@ -279,14 +254,8 @@ class SpanningTreeBuilder:
         self, block: int, rows: EdgeRows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row its largest open edge, else its first that is not 0."""
-        weight = self.graph.blocks[block].values(
-            self.graph.parameters[self.graph.blocks[block].name]
-        )
-        table = (
-            weight.permute(rows.order).reshape(rows.shape)
-            if weight.dim()
-            else weight.reshape(1, 1, 1)
-        )
+        weight = self.graph.blocks[block].values(self._parameter(block))
+        table = weight.permute(rows.order).reshape(rows.shape)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []
         measured = self.rule == "magnitude"
@@ -332,9 +301,6 @@ def tree_of_edges(
 ) -> SpanningTree:
     """The tree with given edges, block -> flat positions, which grows where all others are unused;
     without ``dead`` (units without an edge) the weights say which are.
-
-    Raises:
-        InputError: they do not span all units.
     """
     blocks = []
     for number, block in enumerate(graph.blocks):

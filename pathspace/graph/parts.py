@@ -93,22 +93,10 @@ class WeightBlock(Shown):
         return np.arange(self.numel)[self.used]
 
     def ends_at(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of the tails and of the heads of scalars.
-
-        Args:
-            flat: positions in C order, of any shape.
-
-        Returns:
-            Tails and heads, both of the shape of `flat`.
-        """
+        """Ids of the tails and of the heads of scalars at flat positions in C order."""
         index = np.unravel_index(flat, self.shape) if self.shape else ()
         tail, head = (
-            np.broadcast_to(
-                ids.numpy()[
-                    tuple(i if n > 1 else 0 * i for i, n in zip(index, ids.shape, strict=True))
-                ],
-                np.shape(flat),
-            )
+            np.broadcast_to(np.broadcast_to(ids.numpy(), self.shape)[index], np.shape(flat))
             for ids in (self.tail, self.head)
         )
         return tail, head
@@ -123,13 +111,7 @@ def idle(block: WeightBlock) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class Statistic:
     """Running statistics of a normalisation: ``mean`` scales with its channel, ``var + eps``
-    with the channel's square.
-
-    Attributes:
-        mean: name of the running mean, or ``None``.
-        var: name of the running variance, or ``None``.
-        units: ids of the channels, shape ``(channels,)``.
-        eps: the constant that the normalisation adds to the variance.
+    with the channel's square. ``units`` are ids of the channels.
     """
 
     mean: str | None

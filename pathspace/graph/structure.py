@@ -108,9 +108,7 @@ class Structure:
 
     @property
     def num_exact_units(self) -> int:
-        """Dimension of the gauge group that is exact for the unchanged
-        model, every ``eps`` included.
-        """
+        """Dimension of the gauge group that is exact with every ``eps`` as it is."""
         return int(self.exact.shape[1])
 
     @property
@@ -166,9 +164,7 @@ class Structure:
 
     @cached_property
     def expand(self) -> csr_array:
-        """Log-scale of every id as a sum of those of root and units: integer matrix ``(H
-        + 1 + derived, H + 1)``.
-        """
+        """Log-scales of ids as sums of those of root and units, ``(H + 1 + derived, H + 1)``."""
         count = self.num_units + 1
         forms = csr_array(self.forms)
         derived = csr_array((forms.data, forms.indices + 1, forms.indptr), (forms.shape[0], count))
@@ -176,9 +172,7 @@ class Structure:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Number of the first edge of each block: edges go by block, then in C
-        order, without unused scalars.
-        """
+        """Number of the first edge of each block; edges go by block, then in C order."""
         return (0, *accumulate(block.num_edges for block in self.blocks))
 
     @cached_property
@@ -279,9 +273,7 @@ class Structure:
         }
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Name -> the two factors of :meth:`gauge`, ``exp(phi(head))`` and
-        ``exp(phi(tail))``, shaped like the ids.
-        """
+        """Name -> ``exp(phi(head))`` and ``exp(phi(tail))``, shaped like the ids."""
         derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
         table = torch.cat([phi.new_zeros(1), phi, derived])
 

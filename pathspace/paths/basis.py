@@ -13,6 +13,7 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..errors import InputError
 from ..gauge.moves import moved
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
-from ..shown import WIDTH, Shown, shorten
+from ..shown import WIDTH, Shown, shorten, text_table
 from .counting_vectors import WORD, coefficient_maps, counting_matrix, whole_product
 from .two_trees import TwoTrees
 
@@ -56,9 +57,7 @@ class Path(Shown):
 
     @classmethod
     def from_edges(cls, graph: Structure, edges: Iterable[int]) -> Path:
-        """The path that passes a sequence of edges (numbers below 0, outside path
-        space, count as constants).
-        """
+        """The path along a sequence of edges; numbers below 0 are constants."""
         order = tuple(edge for edge in edges if edge >= 0)
         numbers, counts = np.unique(order, return_counts=True)
         return cls(graph, numbers.astype(np.int64), counts.astype(np.int64), order)
@@ -84,9 +83,7 @@ class Path(Shown):
 
     @property
     def counting_vector(self) -> np.ndarray:
-        """``c_p``: how often the path passes each edge, of length ``m``
-        and the type of ``counts``.
-        """
+        """``c_p``: how often the path passes each of the ``m`` edges."""
         vector = np.zeros(self.graph.num_weights, self.counts.dtype)
         vector[self.numbers] = self.counts
         return vector
@@ -151,18 +148,9 @@ class BasisPaths(Shown):
         return f"BasisPaths({len(self):,} paths of a skeleton by rule {self.skeleton.rule!r})"
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        title = f"{len(self):,} basis paths" + (
-            f", the first {ROWS} of them" if len(self) > ROWS else ""
-        )
-        table = Table("path", box=box.SIMPLE, title=title, title_justify="left")
-        table.add_column("value", justify="right")
-        for number in range(min(len(self), ROWS)):
-            table.add_row(escape(str(self[number])), f"{self[number].value:.4g}")
-        return table
+        more = f", the first {ROWS} of them" if len(self) > ROWS else ""
+        rows = [(str(path), f"{path.value:.4g}") for path in islice(self, ROWS)]
+        return text_table(f"{len(self):,} basis paths{more}", ("path", "value"), rows, right=(1,))
 
     @property
     def graph(self) -> Structure:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
@@ -41,9 +42,8 @@ def draw(
     """Draw a reduction graph with its skeleton.
 
     *Block level*: boxes are groups of units that meet the same tensors, arrows are weight
-    tensors, red where they hold skeleton weights; dashes lead past normalisations, through
-    which no path goes. *Scalar level*: circles are units, arrows single weights, the skeleton
-    red, one basis path blue.
+    tensors, red where they hold skeleton weights. *Scalar level*: circles are units, arrows single
+    weights, the skeleton red, one basis path blue.
 
     Args:
         skeleton: the two trees of a reduction graph.
@@ -87,13 +87,13 @@ def draw(
     places = place_nodes(graph)
     inches = np.array([1.9, 0.8 if scalar else 1.0])
     edges = list(bent_edges(graph, places, inches))
-    corners = [place * inches for place in places.values()] + [
-        _middle(edge, places, inches) for edge in edges
-    ]
-    if not corners:
+    if not places:
         raise UnsupportedError(
             "draw found no weight in path space, expected one at least; there is nothing to draw."
         )
+    positions = {node: place * inches for node, place in places.items()}
+    middles = [_middle(positions[one], positions[other], bend) for one, other, _, bend in edges]
+    corners = [*positions.values(), *middles]
     low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
     size = np.maximum(high - low, [6.0, 2.5])
     figure = Figure(figsize=(float(size[0]), float(size[1])))
@@ -102,8 +102,7 @@ def draw(
     axes.set_axis_off()
     axes.set_xlim(low[0], low[0] + size[0])
     axes.set_ylim(low[1], low[1] + size[1])
-    positions = {node: place * inches for node, place in places.items()}
-    (_paint_scalars if scalar else _paint_blocks)(axes, graph, positions, edges)
+    _paint(axes, graph, positions, edges, scalar)
     title = (
         f"{weights:,} weights, {skeleton.graph.num_units:,} units,"
         f" {len(BasisPaths(skeleton)):,} basis paths"
@@ -149,10 +148,9 @@ def scalar_graph(skeleton: TwoTrees, chosen: Path | None) -> nx.MultiDiGraph:
             tail, head = int(tails[number]), int(heads[number])
             one: Hashable = abs(tail) or ((IN, index[1]) if len(index) > 1 else (IN, "1"))
             other: Hashable = abs(head) or (OUT, index[0] if index else 0)
-            # the sides of a weight between opposite scales are shown as they are written
-            result.add_edge(
-                one, other, red=bool(mask[flat]), blue=number in wanted, signed=tail < 0 or head < 0
-            )
+            # the sides of a weight between opposite scales, dashed, are shown as they are written
+            style = {"red": bool(mask[flat]), "blue": number in wanted, "text": ""}
+            result.add_edge(one, other, dashed=tail < 0 or head < 0, **style)
             number += 1
     return result
 
@@ -186,8 +184,6 @@ def _blocks(skeleton: TwoTrees) -> nx.MultiDiGraph:
         )
     for key, count in groups.items():
         result.add_node(key, units=count, vectors=0)
-    leaving = {int(label[u]) for tail, _ in sides for u in tail.tolist() if u}
-    dangling: tuple[Hashable, int] | None = None
     for block, (tail, head) in zip(graph.blocks, sides, strict=True):
         starts = {int(label[u]) if u else IN for u in tail.tolist()} or {IN}
         ends = {int(label[u]) if u else OUT for u in head.tolist()} or {OUT}
@@ -195,26 +191,12 @@ def _blocks(skeleton: TwoTrees) -> nx.MultiDiGraph:
             for end in ends:
                 result.add_node(end)
                 result.nodes[end]["vectors"] = result.nodes[end].get("vectors", 0) + 1
-                if (
-                    end != OUT
-                    and dangling is not None
-                    and dangling[1] == block.numel
-                    and dangling[0] != end
-                ):
-                    # no path leads through a normalisation, but the eye should
-                    result.add_edge(dangling[0], end, red=False, text="", normalised=True)
-            dangling = None
             continue
-        starts, ends = (starts - {IN} or starts), (ends - {OUT} or ends)
-        cut = [end for end in ends if end != OUT and end not in leaving]
-        dangling = (cut[0], int(result.nodes[cut[0]]["units"])) if len(cut) == 1 else None
+        text = f"{block.name}\n{'x'.join(map(str, block.shape))}"
         red = any(map(len, skeleton.positions(block.name)))
-        first = True
-        for start in starts:
-            for end in ends:
-                text = f"{block.name}\n{'x'.join(map(str, block.shape))}" if first else ""
-                result.add_edge(start, end, red=red, text=text)
-                first = False
+        for start, end in product(starts - {IN} or starts, ends - {OUT} or ends):
+            result.add_edge(start, end, red=red, blue=False, dashed=False, text=text)
+            text = ""
     return result
 
 
@@ -277,60 +259,45 @@ def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> It
             yield one, other, entry, base + apart
 
 
-def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
-    one, other, _, bend = edge
-    start, end = places[one] * inches, places[other] * inches
-    if one == other:
+def _middle(start: np.ndarray, end: np.ndarray, bend: float) -> np.ndarray:
+    if np.array_equal(start, end):
         return np.asarray(start + np.array([0, 0.45]))
-    return np.asarray(
-        (start + end) / 2 + bend / 2 * np.array([end[1] - start[1], start[0] - end[0]])
-    )
+    across = np.array([end[1] - start[1], start[0] - end[0]])
+    return np.asarray((start + end) / 2 + bend / 2 * across)
 
 
-def _paint_scalars(
-    axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]
+def _paint(
+    axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: list[Edge], scalar: bool
 ) -> None:
-    thin = 0.6 if len(edges) > 60 else 1.0
+    thin, shrink = (0.6 if len(edges) > 60 else 1.0, 11) if scalar else (1.4, 24)
+    round_box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8}
     for one, other, entry, bend in sorted(
         edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])
     ):
         color = BLUE if entry["blue"] else RED if entry["red"] else GREY
         width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
-        ends, line = (positions[one], positions[other]), "--" if entry["signed"] else "-"
-        _arrow(axes, ends, bend, width, 11, color=color, linestyle=line)
-        if entry["blue"] and entry["red"]:
-            # a skeleton weight on the path keeps a red core
-            _arrow(axes, ends, bend, 1.0, 11, color=RED, linestyle=line)
-    for node, (x, y) in positions.items():
-        unit = not isinstance(node, tuple)
-        text = str(node)
-        if isinstance(node, tuple):
-            text = "1" if node[1] == "1" else f"{'xy'[node[0] == OUT]}{node[1]}"
-        face = "white" if unit else "#eeeeee"
-        axes.plot(
-            [x], [y], "o", markersize=20, markerfacecolor=face, markeredgecolor="black", zorder=3
-        )
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, zorder=4)
-
-
-def _paint_blocks(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]) -> None:
-    one_inch = np.ones(2)
-    for one, other, entry, bend in edges:
-        color, cut = RED if entry["red"] else GREY, bool(entry.get("normalised"))
-        ends, line = (positions[one], positions[other]), "--" if cut else "-"
-        _arrow(axes, ends, bend, 1.0 if cut else 1.4, 24, color=color, linestyle=line)
+        line = "--" if entry["dashed"] else "-"
+        ends = positions[one], positions[other]
+        _arrow(axes, ends, bend, width, shrink, color=color, linestyle=line)
         if entry["text"]:
-            x, y = _middle((one, other, entry, bend), positions, one_inch).tolist()
-            box: dict[str, Any] = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8}
-            box["edgecolor"] = "none"
+            x, y = _middle(*ends, bend).tolist()
+            box = round_box | {"edgecolor": "none"}
             axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
     for node, (x, y) in positions.items():
-        vectors = graph.nodes[node].get("vectors", 0)
-        text = {IN: "inputs", OUT: "outputs"}.get(str(node), "")
-        if not text:
-            count = graph.nodes[node]["units"]
-            text = f"{count:,} unit{'s' * (count != 1)}"
-        text += f"\n+ {vectors} vector{'s' * (vectors != 1)}" if vectors else ""
-        color = "#eeeeee" if node in (IN, OUT) else "white"
-        box = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "black"}
+        color = "#eeeeee" if node in (IN, OUT) or isinstance(node, tuple) else "white"
+        box = {"boxstyle": "circle" if scalar else "round,pad=0.4"}
+        box |= {"facecolor": color, "edgecolor": "black"}
+        text = _label(graph, node)
         axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
+
+
+def _label(graph: nx.MultiDiGraph, node: Hashable) -> str:
+    """A unit's number, an input or an output; or what a box of blocks stands for."""
+    if isinstance(node, tuple):
+        return "1" if node[1] == "1" else f"{'xy'[node[0] == OUT]}{node[1]}"
+    facts = graph.nodes[node]
+    count, vectors = facts.get("units"), facts.get("vectors", 0)
+    text = {IN: "inputs", OUT: "outputs"}.get(str(node), str(node))
+    if count is not None:
+        text = f"{count:,} unit{'s' * (count != 1)}"
+    return text + (f"\n+ {vectors} vector{'s' * (vectors != 1)}" if vectors else "")

@@ -31,11 +31,8 @@ class LocalPaths(Unrolled):
     """
 
     def __init__(self, call: OperationCall, sources: Any, exact: bool) -> None:
-        flat, spec = (
-            list(call.leaves),
-            pytree.tree_structure(
-                (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
-            ),
+        flat, spec = pytree.tree_flatten(
+            (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
         )
         self.weights = [leaf for leaf in flat if is_float(leaf)]
         # every place is an operand of its own, though two may have the same sums
@@ -84,7 +81,7 @@ class LocalPaths(Unrolled):
         logs = self._logs(p)
         values = [
             _summed(ids, logs)
-            if not isinstance(real, Tensor) or real.is_floating_point() or real.is_complex()
+            if not isinstance(real, Tensor) or real.is_floating_point()
             else torch.zeros(shape_of(real), dtype=real.dtype).as_subclass(Unknown)
             for ids, real in zip(self.ids, pytree.tree_leaves(self.call.shown), strict=True)
         ]

@@ -22,7 +22,7 @@ from ..shown import Shown
 from .basis import BasisPaths
 from .path_facts import Request
 from .path_forward import ends_of_paths
-from .path_sums import Sum, added, is_real_or_complex
+from .path_sums import Sum, added, is_float
 from .two_trees import TwoTrees
 
 
@@ -45,13 +45,13 @@ def path_norm(
     as in :meth:`ReductionGraph.paths`. Every branch has paths of its own: those of ``x - relu(x)``
     are the paths of ``x`` twice. Whole numbers in the example input are positions (the rows that
     they read are on paths, and any row where activations choose); as numbers or masks they count as
-    1, as other inputs do, and a complex number counts by its absolute value. What a model
-    computes from its own tensors alone (a weight norm, a product of two matrices) counts as one
-    weight. Sums are kept with a common logarithm, so that depth neither overflows nor vanishes.
+    1, as other inputs do. What a model computes from its own tensors alone (a weight norm, a
+    product of two matrices) counts as one weight. Sums are kept with a common logarithm, so that
+    depth neither overflows nor vanishes.
 
-    An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths
-    that lead to it, so that the network behind it has no path norm, and is refused. There are
-    three ways to get a number:
+    An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient), or computes with
+    complex numbers, ends the paths that lead to it, so that the network behind it has no path norm,
+    and is refused. There are three ways to get a number:
 
     * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of
       that module, or in what enters it where it holds such an operation itself. The name of a node
@@ -150,7 +150,7 @@ def path_norm(
 def _samples(captured: Captured, batch_dim: int | None) -> int:
     expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
     shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
-    shapes = [tuple(each.shape) for each in shown if is_real_or_complex(each) and each.dim()]
+    shapes = [tuple(each.shape) for each in shown if is_float(each) and each.dim()]
     if batch_dim is None or not shapes:
         return 1
     if not -len(shapes[0]) <= batch_dim < len(shapes[0]):

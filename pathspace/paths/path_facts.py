@@ -131,7 +131,7 @@ class ByFacts(fx.Interpreter):
             if self.request.bound and len(call.entering) > 1:
                 self.refuse(call, "a product of activations has no largest slope")
             return sums.multiplied(call.run, facts, call.args, call.kwargs, p)
-        if facts.elementwise and facts.kind != "complex":
+        if facts.elementwise:
             return self._elementwise(call)
         if facts.moves:
             fills = facts.kind in ("padding", "write")

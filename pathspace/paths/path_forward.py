@@ -78,7 +78,7 @@ def _entering(captured: Captured, node: fx.Node) -> Any:
     shown = node.meta.get("val")
     if not isinstance(shown, Tensor):
         return shown
-    if sums.is_real_or_complex(shown):
+    if is_float(shown):
         return Sum.start(shown.shape)
     example = captured.whole.get(node.name)
     if example is not None:
@@ -125,6 +125,9 @@ class PathSums(ByFacts):
         if decided and not call.has(Sum) and any(map(is_float, call.leaves)):
             # elements that data selects from a tensor of the model are weights on paths
             call = call.mapped(lambda leaf: sums.as_sum(leaf, self.p) if is_float(leaf) else leaf)
+        values = (*call.leaves, *pytree.tree_leaves(call.shown))
+        if (call.has(Sum) or decided) and kind != "size" and any(map(sums.is_complex, values)):
+            return self.stopped(call, "it computes with complex numbers")
         if call.has(Sum):
             if kind == "size":
                 # (checks of types and shapes, which are other ones here, have no result)
@@ -154,7 +157,7 @@ class PathSums(ByFacts):
         """What data decide: numbers start paths of value 1, positions are unknown."""
         if not isinstance(leaf, Tensor):
             return leaf
-        if sums.is_real_or_complex(leaf):
+        if is_float(leaf):
             return Sum.start(leaf.shape)
         return leaf if isinstance(leaf, Chosen) else _zeros(leaf).as_subclass(Unknown)
 
@@ -197,7 +200,7 @@ class PathSums(ByFacts):
         return inner.run(*(named[node.name] for node in places))
 
     def _number(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or sums.is_real_or_complex(leaf):
+        if not isinstance(leaf, Tensor) or is_float(leaf):
             return leaf
         return Sum.start(leaf.shape) if isinstance(leaf, Chosen) else leaf.double()
 
@@ -226,7 +229,7 @@ class PathSums(ByFacts):
         if facts.kind == "write" and call.given.get("alpha", 1) != 1:
             # (the edges of a rule have no factor)
             return self.stopped(call, "it multiplies by a factor and writes where data decide")
-        real = any(map(sums.is_real_or_complex, pytree.tree_leaves(call.shown)))
+        real = any(map(is_float, pytree.tree_leaves(call.shown)))
         if request.bound and real and (read.restarts or read.pairs):
             self.refuse(call, "it has no largest slope")
         return read.results(p)
@@ -235,14 +238,7 @@ class PathSums(ByFacts):
         data = call.facts.kind == "random" or any(map(sums.is_condition, call.leaves))
         if data or not isinstance(call.shown, Tensor):
             return None
-        own = sums.leaves_of((call.node.args, call.node.kwargs))
-        shown = [leaf.meta.get("val") if isinstance(leaf, fx.Node) else None for leaf in own]
-        complexes = frozenset(
-            i for i, each in enumerate(shown) if isinstance(each, Tensor) and each.is_complex()
-        )
-        found = AffineMap(
-            call.run, call.args, call.kwargs, self.p, call.facts.elementwise, complexes
-        )
+        found = AffineMap(call.run, call.args, call.kwargs, self.p, call.facts.elementwise)
         try:
             start = found.constant()
         except _WRONG:
@@ -279,7 +275,7 @@ class PathSums(ByFacts):
     def _without_bound(self, call: OperationCall) -> str:
         """Why an operation has no largest slope; ``""`` if its rule decides."""
         kind, given = call.facts.kind, call.given
-        if isinstance(call.shown, Tensor) and not sums.is_real_or_complex(call.shown):
+        if isinstance(call.shown, Tensor) and not is_float(call.shown):
             return ""
         if call.has(Unknown):
             return "where a comparison or a position changes, its results jump"

@@ -117,9 +117,9 @@ def is_condition(leaf: Any) -> bool:
     return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
 
 
-def is_real_or_complex(leaf: Any) -> bool:
-    """Whether a value is a tensor of real or complex numbers."""
-    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+def is_complex(leaf: Any) -> bool:
+    """Whether a value is a tensor of complex numbers."""
+    return isinstance(leaf, Tensor) and leaf.is_complex()
 
 
 def carries_paths(leaf: Any) -> bool:
@@ -133,11 +133,9 @@ def is_number(leaf: Any) -> bool:
 
 
 def wide(leaf: Any) -> Any:
-    """A tensor of real or complex numbers, or a type of them, in double precision."""
+    """A tensor of real numbers, or a type of them, in double precision."""
     if isinstance(leaf, torch.dtype):
         return torch.float64 if leaf.is_floating_point else leaf
-    if isinstance(leaf, Tensor) and leaf.is_complex():
-        return leaf.to(torch.complex128)
     return leaf.double() if is_float(leaf) else leaf
 
 
@@ -246,24 +244,14 @@ def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) ->
 
 
 def _finite(leaf: Any) -> Any:
-    if not is_real_or_complex(leaf):
-        return leaf
-    return torch.nan_to_num(leaf.resolve_conj().resolve_neg(), nan=math.nan, posinf=0.0, neginf=0.0)
+    return leaf.nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0) if is_float(leaf) else leaf
 
 
 class AffineMap:
     """An operation that is affine in all sums among its operands, with measured coefficients."""
 
-    def __init__(
-        self,
-        run: Operation,
-        args: Any,
-        kwargs: Any,
-        p: float,
-        elementwise: bool,
-        complexes: frozenset[int] = frozenset(),
-    ) -> None:
-        self.run, self.p, self.elementwise, self.complexes = run, p, elementwise, complexes
+    def __init__(self, run: Operation, args: Any, kwargs: Any, p: float, elementwise: bool) -> None:
+        self.run, self.p, self.elementwise = run, p, elementwise
         self.flat, self.spec = pytree.tree_flatten(
             map_sums(wide, (args, kwargs)), is_leaf=lambda leaf: isinstance(leaf, Sum)
         )
@@ -277,8 +265,7 @@ class AffineMap:
             if not isinstance(leaf, Sum):
                 return leaf
             zero = torch.zeros(() if small else leaf.values.shape, dtype=torch.float64)
-            found = values.get(i, zero)
-            return found.to(torch.complex128) if i in self.complexes else found
+            return values.get(i, zero)
 
         flat = [operand(i, leaf) for i, leaf in enumerate(self.flat)]
         own, named = pytree.tree_unflatten(flat, self.spec)
@@ -289,16 +276,15 @@ class AffineMap:
     def drawn(self, seed: int) -> dict[int, Tensor]:
         """Random operands."""
         source = torch.Generator().manual_seed(seed)
-        kinds = dict.fromkeys(self.complexes, torch.complex128)
         return {
-            i: torch.randn(one.values.shape, dtype=kinds.get(i, torch.float64), generator=source)
+            i: torch.randn(one.values.shape, dtype=torch.float64, generator=source)
             for i, one in self.places.items()
         }
 
     def constant(self) -> Tensor | None:
         """The result for 0 if the function is affine at random operands, or ``None``."""
         start = self.at({})
-        if not isinstance(start, Tensor) or start.dtype not in (torch.float64, torch.complex128):
+        if not isinstance(start, Tensor) or start.dtype != torch.float64:
             return None
         one, two = self.drawn(0), self.drawn(1)
         # (of a function that is not affine, the sum of both and the opposite tell)
@@ -311,17 +297,12 @@ class AffineMap:
 
     def moves(self, start: Tensor) -> bool:
         """Whether every result is a constant or an element of an operand."""
-        if self.complexes or start.is_complex():
-            return False
         drawn = self.drawn(0)
         known = torch.cat([torch.zeros(1), *(value.reshape(-1) for value in drawn.values())])
         return bool(torch.isin(self.at(drawn) - start, known).all())
 
     def sums(self) -> Sum:
-        """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants.
-
-        A map ``a z + b conj(z)`` of a complex number has the coefficient ``|a| + |b|``.
-        """
+        """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants."""
         small = dict.fromkeys(self.places, torch.zeros((), dtype=torch.float64))
         start = self.at(small if self.elementwise else {})
         count = sum(one.values.numel() for one in self.places.values())
@@ -344,12 +325,8 @@ class AffineMap:
         return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
 
     def _factor(self, place: int, unit: Tensor, start: Tensor) -> Tensor:
-        real: Tensor = (self.at({place: unit * WIDE}) - start) / WIDE
-        if place not in self.complexes:
-            return real.abs()
-        turned = (self.at({place: unit * 1j * WIDE}) - start) * 1j / WIDE
-        both: Tensor = ((real - turned).abs() + (real + turned).abs()) / 2
-        return both
+        found: Tensor = (self.at({place: unit * WIDE}) - start) / WIDE
+        return found.abs()
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:

@@ -18,7 +18,7 @@ from ..graph.growing import SpanningTreeBuilder
 from ..graph.structure import Structure
 from ..models.finite import expect_finite
 from ..models.values import require_values, with_numbers
-from ..shown import Shown
+from ..shown import Shown, text_table
 from .basis import BasisPaths, Path
 from .mask_files import save_masks
 from .two_trees import TwoTrees
@@ -57,19 +57,13 @@ class Skeleton(Shown, TwoTrees):
         return draw(self, file, level, path)
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE, title=f"Skeleton ({self.rule})", title_justify="left")
-        table.add_column("parameter")
-        for heading in ("shape", "incoming", "outgoing", "skeleton"):
-            table.add_column(heading, justify="right")
+        rows = []
         for block in self.graph.blocks:
             enters, leaves = map(set, self.positions(block.name))
             counts = map(str, map(len, (enters, leaves, enters | leaves)))
-            table.add_row(escape(block.name), "x".join(map(str, block.shape)) or "scalar", *counts)
-        return table
+            rows.append([block.name, "x".join(map(str, block.shape)) or "scalar", *counts])
+        columns = ("parameter", "shape", "incoming", "outgoing", "skeleton")
+        return text_table(f"Skeleton ({self.rule})", columns, rows, right=(1, 2, 3, 4))
 
 
 def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:

@@ -77,9 +77,7 @@ class SymbolicSpace(Shown):
 
     @cached_property
     def gauge_generators(self) -> sympy.Matrix:
-        """Change of the weights' logarithms by each unit's log-scale, ``(H, m)``:
-        +1 entering, -1 leaving.
-        """
+        """Change of the log-weights by each unit's log-scale, ``(H, m)``: +1 in, -1 out."""
         incidence, _ = coefficient_maps(self.skeleton)
         return _matrix(incidence.toarray()[:, 1:].T)
 
@@ -119,9 +117,7 @@ class SymbolicSpace(Shown):
         return sympy.Eq(left, right, evaluate=False)
 
     def equation(self, path: Path | np.ndarray | Sequence[int]) -> str:
-        """The same relation as text: ``v(path) = v_2 * v_3 / v_1``, like equation (4)
-        of the path-space paper.
-        """
+        """The same as text, like equation (4) of the path-space paper."""
         vector = self._vector(path)
         powers = self.basis.coefficients(vector)
 
@@ -136,9 +132,7 @@ class SymbolicSpace(Shown):
         return f"v({shown}) = {top}" + (f" / {bottom}" if bottom else "")
 
     def check(self, path: Path | np.ndarray | Sequence[int]) -> bool:
-        """Whether the relation is an identity after every ``v_i`` is replaced by its
-        monomial in the weights.
-        """
+        """Whether the relation is an identity in the weights, with monomials for all ``v_i``."""
         equation = self.relation(path)
         put = dict(zip(self.values, self.basis.monomials(), strict=True))
         return bool((equation.lhs / equation.rhs.subs(put, simultaneous=True)).equals(1))

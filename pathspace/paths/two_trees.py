@@ -14,8 +14,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from ..errors import InputError
@@ -53,9 +51,7 @@ class TwoTrees:
 
     @cached_property
     def dead(self) -> np.ndarray:
-        """Ids of the units with only weights of 0 between them and the root: all path
-        values through them are 0.
-        """
+        """Ids of the units that only weights of 0 connect to the root: their paths are 0."""
         return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
 
     @cached_property
@@ -85,13 +81,12 @@ class TwoTrees:
 
     def edges(self, *trees: SpanningTree) -> np.ndarray:
         """Numbers of the edges of trees, by default of either one, increasing."""
-        parts = [np.zeros(0, np.int64)]
-        for tree in trees or (self.tree_in, self.tree_out):
-            numbered = tree.by_block()
-            parts += [
-                self.graph.edge_numbers(block, tree.index[units]) for block, units in numbered
-            ]
-        return np.unique(np.concatenate(parts))
+        numbers = (
+            self.graph.edge_numbers(block, tree.index[units])
+            for tree in trees or (self.tree_in, self.tree_out)
+            for block, units in tree.by_block()
+        )
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *numbers]))
 
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
         """The mask of a parameter at the given flat positions, by default those of both trees."""
@@ -130,41 +125,26 @@ class TwoTrees:
         return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
 
     @cached_property
-    def _chains(self) -> tuple[np.ndarray, np.ndarray]:
-        count = len(self.tree_in.block)
-        if self.graph.forms.shape[0]:
-            # one tree for both directions: there are no p_v
-            every = self.graph.expand.shape[0]
-            return np.zeros(every, np.int64), np.ones(every, np.int64)
-        units = self.shared
-        tree = self.tree_in
-        sign = tree.own[units] * tree.other[units]
-        # p_v = sign * p_parent for every edge in both trees; solved as
-        # components of the doubled graph
-        ends = (
-            np.concatenate([2 * units, 2 * units + 1, [0]]),
-            np.concatenate(
-                [2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]
-            ),
-        )
-        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
-        _, label = connected_components(matrix, directed=False)
-        plus, minus = label[0::2], label[1::2]
-        key = np.minimum(plus, minus)
-        values, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        number = np.empty(len(values), np.int64)
-        number[order] = np.arange(len(values))
-        positive = plus[first] <= minus[first]
-        # the first unit of a chain represents it, with sign +1
-        signs = np.where((plus <= minus) == positive[inverse], 1, -1)
-        return number[inverse], signs
+    def _chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Number and sign of every unit's chain, and the units that the chains begin with."""
+        tree, graph = self.tree_in, self.graph
+        # where one tree serves both directions there are no p_v
+        rounds = () if graph.forms.shape[0] else tree.rounds
+        first = np.zeros(graph.expand.shape[0], np.int64)
+        signs = np.ones(len(first), np.int64)
+        joined = np.isin(np.arange(len(first)), self.shared)
+        for units in rounds:
+            # p_v = +-p_parent for every edge in both trees
+            parents, same = tree.parent[units], joined[units]
+            sign = tree.own[units] * tree.other[units] * signs[parents]
+            first[units] = np.where(same, first[parents], units)
+            signs[units] = np.where(same, sign, 1)
+        starts, number = np.unique(first, return_inverse=True)
+        return number, signs, starts[1:]
 
     @property
     def chain(self) -> np.ndarray:
-        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0
-        for the root (``p = 0``).
-        """
+        """``k(v)``: units with edges in both trees between them share a ``p_k``; 0 for the root."""
         return self._chains[0]
 
     @property
@@ -175,61 +155,34 @@ class TwoTrees:
     @property
     def num_chains(self) -> int:
         """Number of distinct non-zero ``p_k``."""
-        return int(self.chain.max(initial=0))
+        return len(self.representatives)
 
     @property
     def representatives(self) -> np.ndarray:
-        """The first unit of every chain, whose sign is +1."""
-        positive = np.flatnonzero((self.chain > 0) & (self.chain_sign > 0))
-        found: np.ndarray = positive[np.unique(self.chain[positive], return_index=True)[1]]
-        return found
+        """The unit with which each chain begins in ``T_in``, whose sign is +1."""
+        return self._chains[2]
 
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
-        """``pre_v``: product of the weights along ``T_in`` from the root,
-        shape ``(H + 1 + derived,)``.
-
-        Args:
-            weights: weights of the tree's edges, ``(H + 1,)``; by default those of the model.
+        """``pre_v``: product of the weights along ``T_in`` from the root, float64 of shape
+        ``(H + 1 + derived,)``; of given weights of its edges, ``(H + 1,)``, or the model's.
         """
-        values = self.tree_in.gather(self.graph) if weights is None else weights
-        return self._along(self.tree_in, values, entering=True)
+        return self._along(self.tree_in, weights)
 
     def suffixes(self, weights: Tensor | None = None) -> Tensor:
-        """``s_v``: product of the weights along ``T_out`` to the root,
-        shape ``(H + 1 + derived,)``.
-        """
-        values = self.tree_out.gather(self.graph) if weights is None else weights
-        return self._along(self.tree_out, values, entering=False)
+        """``s_v``: product of the weights along ``T_out`` to the root, see :meth:`prefixes`."""
+        products = self._along(self.tree_out, weights)
+        return products.reciprocal() if self.graph.forms.shape[0] else products
 
-    def _along(self, tree: SpanningTree, values: Tensor, entering: bool) -> Tensor:
-        if self.graph.forms.shape[0]:
-            products = self._along_products(tree, values)
-            return products if entering else products.reciprocal()
-        result = torch.ones_like(values)
-        for units_ in tree.rounds:
-            units = torch.from_numpy(units_)
-            own, other = (
-                torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other)
-            )
-            step = torch.where(
-                torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal()
-            )
-            # a forward entering edge: phi_v = own (log w + other phi_parent); the
-            # other three cases are similar
-            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(
-                own * other
-            )
-        return result
-
-    def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        expand = self.graph.expand
+    def _along(self, tree: SpanningTree, weights: Tensor | None) -> Tensor:
+        values, expand = tree.gather(self.graph) if weights is None else weights, self.graph.expand
         negative = (values < 0).numpy().astype(np.int64)
         odd = np.zeros(self.graph.num_units + 1, np.int64)
         for units in tree.rounds:
             parents, rest = expand[tree.parent[units]], tree.rest[units]
             odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
-        sizes, odd = np.exp(self._logs_along(tree, values)), abs(expand) @ odd
-        return torch.from_numpy(sizes * np.where(odd % 2, -1.0, 1.0))
+        with np.errstate(over="ignore"):
+            sizes = np.exp(self._logs_along(tree, values))
+        return torch.from_numpy(sizes * np.where(abs(expand) @ odd % 2, -1.0, 1.0))
 
     def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
         size, expand = values.abs().log().numpy(), self.graph.expand
@@ -245,10 +198,7 @@ class TwoTrees:
 
     def log_prefixes(self, zeros: bool = False) -> np.ndarray:
         """``log |pre_v|`` for the root, every unit and every derived id, float64, finite where
-        the products leave the floats; with ``zeros``, that of 0 is ``-inf``.
-
-        Raises:
-            InputError: a skeleton weight is zero, and ``zeros`` is not set.
+        the products leave the floats; weights of 0 are refused, or have ``-inf`` with ``zeros``.
         """
         return self._logs_along(self.tree_in, self._gathered(self.tree_in, zeros))
 
@@ -272,7 +222,5 @@ class TwoTrees:
         return weights
 
     def signs(self) -> Tensor:
-        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values),
-        +-1, shape ``(num_units,)``.
-        """
+        """Signs of the ``T_out`` weights, +-1 of shape ``(num_units,)``, for Theorem 2."""
         return self.tree_out.gather(self.graph)[1:].sign()

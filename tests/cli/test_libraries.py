@@ -63,19 +63,6 @@ INPUTS: list[tuple[str, dict[str, Any], str, dict[str, tuple[int, ...]]]] = [
         "VisionEncoderDecoderModel", {"pixel_values": (2, 3, 8, 8), "decoder_input_ids": (2, 8)},
     ),
     (
-        "audio-spectrogram-transformer", SMALL | {"max_length": 32, "num_mel_bins": 16}, "ASTModel",
-        {"input_values": (2, 32, 16)},
-    ),
-    (
-        "speech_to_text",
-        {
-            "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-            "vocab_size": 30, "decoder_attention_heads": 2, "input_feat_per_channel": 8,
-            "conv_channels": 8,
-        },
-        "Speech2TextModel", {"input_features": (2, 16, 8), "decoder_input_ids": (2, 8)},
-    ),
-    (
         # (an infinite number as transformers writes it)
         "mamba2",
         SMALL | {"head_dim": 8, "num_heads": 4, "n_groups": 1,
@@ -202,7 +189,7 @@ def test_commands_take_a_model_without_numbers(
         ("{", "not a configuration of a transformers model: .*expected JSON"),
         ("{}", "not a configuration .*model_type"),
         ("[]", "not a configuration .*model_type"),
-        ('{"model_type": "llamma"}', r"llamma.*\(did you mean llama"),
+        ('{"model_type": "llamma"}', "llamma"),
         ('{"model_type": "own", "auto_map": {}}', "name a function"),
         (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
         (
@@ -255,9 +242,7 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
 def test_targets_that_nearly_name_a_library_or_a_configuration(tmp_path: Path) -> None:
     path = written(tmp_path, "bert")
     for spec in (str(path), str(tmp_path)):
-        with pytest.raises(
-            ps.InputError, match=f"give transformers:{spec} for the model of a configuration"
-        ):
+        with pytest.raises(ps.InputError, match=r"or transformers:path/to/config.json"):
             load_target(spec)
     with pytest.raises(ps.InputError, match=r"no module 'tim' .*timm"):
         load_target("tim:resnet50")

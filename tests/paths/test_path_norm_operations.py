@@ -65,6 +65,12 @@ def test_what_paths_pass_has_a_norm(case: tuple[str, tuple[Any, ...], dict[str, 
         with pytest.raises(ps.InputError, match="NaN or infinite"):
             norm(net, 1)
         return
+    shown = [node.meta.get("val") for node in net.captured.graph.graph.nodes]
+    if any(isinstance(value, Tensor) and value.is_complex() for value in shown):
+        with pytest.raises(ps.UnsupportedError, match="complex numbers"):
+            norm(net, 1)
+        assert norm(net, 1, "fixed") > 0
+        return
     paths, _ = interpret(net.captured, Passed)
     found = "refused"
     with torch.no_grad():
