@@ -136,11 +136,24 @@ def check(
 
     Exit codes: 0 accepted, 1 rejected, 2 bad input, 3 the outputs could not be compared.
     """
+    from contextlib import suppress
+    from json import loads
+
     from rich.markup import escape
 
+    from ..errors import InputError
     from ..files.writing import existing_file
 
-    document = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
+    path = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
+    document: Any = path
+    try:
+        # (what cannot be read or is nested too deeply, the judge rejects itself)
+        with suppress(OSError, RecursionError):
+            document = loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(
+            f"check found no JSON in {file!r}; give a file of 'pathspace verify --proof'."
+        ) from error
     if target is None:
         with show_progress("Judging", file):
             judgement = ps.check(document)

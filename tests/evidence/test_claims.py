@@ -170,3 +170,6 @@ def test_the_command_line_tries_claims_and_judges_proofs(tmp_path: Path) -> None
     proof.write_text(proof.read_text().replace('"units": 3', '"units": 2', 1))
     code, text = run("check", proof)
     assert code == 1 and "Rejected" in text
+    proof.write_text("not JSON")
+    code, text = run("check", proof)
+    assert code == 2 and "found no JSON" in text
