@@ -4,7 +4,6 @@ or several and their index.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,7 +19,6 @@ from .writing import ensure_writable, expect_path, make_folder, replacing
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-JOURNAL = ".pathspace-unfinished.json"
 # files beside a checkpoint that hold weights in other formats
 WEIGHTS = frozenset([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"])
 # what wrappers put into names
@@ -87,15 +85,8 @@ class Checkpoint:
         return {name: file for file in self.files for name in file.entries}
 
     def named(self, names: Mapping[str, Iterable[str]], who: str) -> dict[str, list[str]]:
-        """For every tensor of a model, where it is: under any of its names, wrappers left out.
-
-        Args:
-            names: name -> all its names.
-            who: whose sentence it is.
-
-        Returns:
-            Name -> names in the checkpoint (several, where a shared tensor
-            was stored several times).
+        """The names in the checkpoint of every tensor, which is stored under any of its names,
+        what wrappers put there left out; a shared one may be stored several times.
         """
         held: dict[str, list[str]] = {}
         for name in self.places():
@@ -109,7 +100,7 @@ class Checkpoint:
                 raise InputError(
                     f"{who} found no tensor {name!r} in '{self.path}', which holds"
                     f" {next(iter(held), 'nothing')!r} and {max(len(held) - 1, 0)} others; give the"
-                    " checkpoint of the traced model."
+                    " traced model's state_dict() as safetensors.torch.save_file writes it."
                 )
         return found
 
@@ -117,20 +108,12 @@ class Checkpoint:
         self,
         destination: str | os.PathLike[str],
         changes: Mapping[str, Change],
-        job: str,
         added: Mapping[str, str] | None = None,
     ) -> None:
         """Write the checkpoint again, some of its tensors changed piece by piece.
 
-        Files are written aside and renamed, in the place of a link too; a run that was broken off
-        goes on after the last whole file. The index is written last, so that nobody reads half of a
-        checkpoint.
-
-        Args:
-            destination: a file for a file, a folder for a folder.
-            changes: tensor name -> what becomes of a slice of it.
-            job: what tells this change from any other.
-            added: name of a new tensor -> the one in the checkpoint that it is made of.
+        Files are written aside and renamed, in the place of a link too, the index last, so that
+        nobody reads half of a checkpoint. Each ``added`` tensor is made of another one.
         """
         added = added or {}
         destination = Path(destination)
@@ -143,23 +126,10 @@ class Checkpoint:
             _rewritten(self.files[0], destination, changes, added)
             return
         make_folder(destination)
-        journal = destination / JOURNAL
-        stamps = [
-            [file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns]
-            for file in self.files
-        ]
-        own = hashlib.sha256(json.dumps([job, stamps]).encode()).hexdigest()
-        done = _finished(journal, own)
-        for index in [] if done else _indices(destination):
+        for index in _indices(destination):
             index.unlink()
         for file in self.files:
-            target = destination / file.path.name
-            if file.path.name in done and target.is_file() and not target.is_symlink():
-                continue
-            _rewritten(file, target, changes, added)
-            done.append(file.path.name)
-            with replacing(journal, alone=True) as temporary:
-                temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
+            _rewritten(file, destination / file.path.name, changes, added)
         for beside in self.path.iterdir():
             weights = beside.suffix in WEIGHTS or beside.name.endswith(".index.json")
             if beside.is_file() and not weights:
@@ -170,7 +140,6 @@ class Checkpoint:
         if self.index is not None:
             with replacing(destination / self.index_name, alone=True) as temporary:
                 temporary.write_text(self._index_with(added), encoding="utf-8")
-        journal.unlink(missing_ok=True)
 
     def _index_with(self, added: Mapping[str, str]) -> str:
         """The text of the index, with new tensors in it."""
@@ -187,15 +156,6 @@ class Checkpoint:
 
 def _indices(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors.index.json"))
-
-
-def _finished(journal: Path, job: str) -> list[str]:
-    """Files that an earlier run of the same job has written whole."""
-    try:
-        found = json.loads(journal.read_text(encoding="utf-8"))
-        return list(found["files"]) if found["job"] == job else []
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def _rewritten(

@@ -19,13 +19,7 @@ FORMATS = tuple(LEFT_OUT)
 def save(
     figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["figure"] = "figure"
 ) -> Path:
-    """Write a figure in the format of the suffix (``.svg``, ``.png``, ``.pdf``), without a date.
-
-    Args:
-        figure: the figure.
-        path: the file; an existing file is replaced.
-        dpi: pixels per inch; those of the figure by default.
-    """
+    """Write a figure in the format of the suffix (``.svg``, ``.png``, ``.pdf``), without a date."""
     import matplotlib
 
     expect_suffix(path, "save", FORMATS)

@@ -85,11 +85,7 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> TensorFile:
-        """Read the header of a file, which the safetensors library accepts.
-
-        Raises:
-            InputError: the file does not exist or has another format.
-        """
+        """Read the header of a file, which the safetensors library accepts."""
         path = Path(path)
         try:
             with open(path, "rb") as file:
@@ -134,18 +130,7 @@ class TensorFile:
 
 
 def read_saved(path: str | os.PathLike[str], owner: str = "Reading tensors") -> Any:
-    """Read a file from ``safetensors``, ``numpy.save`` or ``torch.save``; code in it is not run.
-
-    Args:
-        path: the file; its suffix tells the format.
-        owner: what needs it, for the sentence.
-
-    Returns:
-        The saved object, for instance a dictionary of tensors.
-
-    Raises:
-        InputError: the path does not exist, is a folder, or is a file of another format.
-    """
+    """Read a file from ``safetensors``, ``numpy.save`` or ``torch.save``; code in it is not run."""
     file = existing_file(path, owner, "check the path")
     try:
         if file.suffix == ".npy":

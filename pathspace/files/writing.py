@@ -25,15 +25,6 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
 
     An empty sibling file is created and removed again; an existing file is not touched. ``-`` is
     standard output, ``None`` is nowhere.
-
-    Raises:
-        InputError: the folder is missing, a folder or device is named, or writing is not permitted.
-
-    Example:
-        >>> ensure_writable("no-such-folder/masks.safetensors")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
     """
     for path in paths:
         if path is not None and path != STDOUT:
@@ -43,14 +34,7 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
 def expect_outputs(
     owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None
 ) -> None:
-    """Fail before any work if what a command writes cannot be delivered as asked.
-
-    Args:
-        owner: the command, for the sentence.
-        output: where its main result goes; ``None`` is nowhere, ``-`` is standard output.
-        suffixes: endings that ``output`` may have; none stands for any.
-        *others: where its other results go.
-    """
+    """Fail before any work if what a command writes cannot be delivered as asked."""
     given = [path for path in (output, *others) if path is not None]
     places = [STDOUT if path == STDOUT else os.path.realpath(path) for path in given]
     twice = next((place for place in places if places.count(place) > 1), None)
@@ -110,14 +94,7 @@ def delivering(path: str, suffix: str) -> Iterator[Path]:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create a folder, its parents included, unless it is there already.
-
-    Example:
-        >>> make_folder("/dev/null/runs")
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
-    """  # noqa: E501
+    """Create a folder, its parents included, unless it is there already."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -135,24 +112,8 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
     Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
     raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
     and an existing file's permissions are kept. The body should do nothing but write: an
-    ``OSError`` raised in it is reported as a failure to write ``path``.
-
-    Args:
-        path: the file to create or replace.
-        alone: nobody else writes this file: a link is replaced, not followed, and what killed runs
-            left beside it is removed.
-
-    Raises:
-        InputError: the folder is missing, a folder or device is named, writing is not
-            permitted, or the disk is full.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with replacing(Path(folder) / "graph.json") as temporary:
-        ...         _ = temporary.write_text("{}")
-        ...     [file.name for file in Path(folder).iterdir()]
-        ['graph.json']
+    ``OSError`` raised in it is reported as a failure to write ``path``. A file that nobody else
+    writes (``alone``) takes the place of a link, and what killed runs left beside it is removed.
     """
     destination = _destination(path, follow=not alone)
     temporary = _create_sibling(path, destination)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import csc_array, vstack
 from torch import Tensor, nn
+from torch.utils.module_tracker import ModuleTracker
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import balancing
@@ -326,9 +327,13 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
         with quiet():
             wanted = held.outputs(batch, {})
         args, kwargs = cast(batch, dtype)
-        record = Record(_tensors(small).values(), small)
         try:
-            with quiet(), computing_in(dtype), record:
+            with (
+                quiet(),
+                computing_in(dtype),
+                ModuleTracker() as running,
+                Record(_tensors(small).values(), running) as record,
+            ):
                 found = evaluate(small, {}, args, kwargs)
         except Exception:
             return math.nan, frozenset()

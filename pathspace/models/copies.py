@@ -26,19 +26,12 @@ SLOW = (OrderedDict, set)
 def safe_deepcopy(
     model: M, share_tensors: bool = False, replaced: Mapping[int, Any] | None = None
 ) -> M:
-    """An independent copy of ``model``.
+    """An independent copy of ``model``, or one with the same tensors; objects whose ids are in
+    ``replaced`` have what stands there in their place.
 
     Tensors with a gradient history, which a forward pass can leave in a model
     (``torch.nn.utils.prune`` does), are detached. Hooks of objects with a true attribute
     ``stays_behind`` measure the model from outside, and are left out.
-
-    Args:
-        model: any module.
-        share_tensors: let the copy have the same tensors as the model, so that it costs no memory.
-        replaced: id of an object in the model -> what the copy has in its place.
-
-    Raises:
-        InputError: an object in the model cannot be copied.
     """
     memo = {**dict(_instead(model, share_tensors)), **(replaced or {})}
     observers = {}

@@ -16,10 +16,6 @@ def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
 
     With ``masks``, minus infinity is what masks of attention are made of. Of sparse tensors the
     entries that they store count.
-
-    Example:
-        >>> count_nonfinite(torch.tensor([1.0, torch.nan, torch.inf]))
-        2
     """
     entries = tensor.detach()
     if entries.layout != torch.strided:

@@ -32,13 +32,6 @@ def arranged(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Inputs as ``forward`` takes them: a mapping as only input of a model with
     keyword inputs is its keywords.
-
-    Example:
-        >>> import torch
-        >>> arranged(torch.nn.Linear(2, 2), ({"input": 3},))
-        ((), {'input': 3})
-        >>> arranged(torch.nn.Linear(2, 2), ({"x": 3},))
-        (({'x': 3},), {})
     """
     if kwargs is not None and not _by_name(kwargs):
         raise InputTypeError(
@@ -89,24 +82,6 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         f"{key}={one(value)}" for key, value in kwargs.items()
     ]
     return ", ".join(parts) or "no inputs"
-
-
-def mistaken_input(args: Sequence[Any]) -> str:
-    """What a model, which failed on it, was given in place of tensors, and what to do; or ``""``.
-
-    Example:
-        >>> mistaken_input([(2, 8)])
-        'the shape (2, 8) in place of an input; pass torch.randn(2, 8)'
-    """
-    if len(args) != 1 or not isinstance(args[0], tuple | list) or not args[0]:
-        return ""
-    given = args[0]
-    if all(type(size) is int for size in given):
-        shape = ", ".join(map(str, given))
-        return f"the shape ({shape}) in place of an input; pass torch.randn({shape})"
-    if all(isinstance(value, Tensor) for value in given):
-        return f"a {type(given).__name__} of tensors; pass the tensors one by one"
-    return ""
 
 
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -182,12 +157,7 @@ def batch_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether ``forward`` can be called with inputs of these names.
-
-    Example:
-        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
-        (True, False)
-    """
+    """Whether ``forward`` can be called with inputs of these names."""
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys(names))
     except (TypeError, ValueError):
@@ -200,9 +170,6 @@ def made_up(
 ) -> list[Any]:
     """Random inputs like examples, on which a copy of the model runs: normal numbers, and small
     whole ones; with ``finite``, all outputs have to be real and finite.
-
-    Raises:
-        InputError: the model takes something else than tensors, or fails on what was made up.
     """
     refusal = InputError(
         f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"

@@ -8,7 +8,6 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +17,6 @@ import torch
 def torch_kept(seed: int | None = None) -> Iterator[None]:
     """A context at whose end torch's random states are as before, on all devices in use; it
     begins with a seed if one is given.
-
-    Example:
-        >>> state = torch.get_rng_state()
-        >>> with torch_kept(0):
-        ...     _ = torch.rand(1)
-        >>> torch.equal(torch.get_rng_state(), state)
-        True
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
@@ -54,32 +46,6 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-
-
-_ABSENT = object()
-
-
-@contextmanager
-def replaced(*places: tuple[Any, str, Any]) -> Iterator[None]:
-    """Give attributes other values, and their own ones afterwards, whatever happens in between.
-
-    Args:
-        places: owner (a module or class), name of an attribute that it has, and the value.
-    """
-    for owner, name, _ in places:
-        getattr(owner, name)
-    # (an attribute that a class inherits is removed again)
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in places]
-    try:
-        for owner, name, value in places:
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in reversed(before):
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
 
 
 @contextmanager

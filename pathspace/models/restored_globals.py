@@ -29,16 +29,7 @@ def plain_tensors(model: nn.Module) -> list[Tensor]:
 
 @contextmanager
 def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """A context at whose end tensors have the values that they had.
-
-    Example:
-        >>> import torch
-        >>> count = torch.zeros(1)
-        >>> with values_kept([count]):
-        ...     _ = count.add_(1)
-        >>> count
-        tensor([0.])
-    """
+    """A context at whose end tensors have the values that they had."""
     held = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield

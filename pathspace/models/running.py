@@ -209,15 +209,6 @@ def evaluate(
     hooks and generators of its modules nor the inputs are changed.
 
     A shared tensor is replaced everywhere, also in lists, whichever of its names is given.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> twice = torch.nn.Sequential(layer, layer)
-        >>> evaluate(twice, {"0.weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),))
-        tensor([[9.]])
-        >>> layer.weight is twice[1].weight and type(layer.weight) is torch.nn.Parameter
-        True
     """
     held = {id(tensor): tensor for tensor in tensors_of(model).values()}
     for name, tensor in tensors_of(model).items():

@@ -29,13 +29,7 @@ _MADE = frozenset([torch.empty, torch.zeros, torch.ones, torch.full, torch.rand,
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values.
-
-    Example:
-        >>> import torch
-        >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
-        (True, False)
-    """
+    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values."""
     # (by name, because the classes are private or slow to import)
     return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "DTensor")
 

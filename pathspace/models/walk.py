@@ -44,11 +44,6 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
     ``model.named_modules(remove_duplicate=not repeated)`` gives them.
 
     With ``repeated``, no module may hold itself.
-
-    Example:
-        >>> shared = nn.ReLU()
-        >>> [path for path, _ in every_path(nn.Sequential(shared, shared))]
-        ['', '0', '1']
     """
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
@@ -98,12 +93,6 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
 def holders(model: nn.Module) -> list[tuple[str, nn.Module, list[tuple[str, Any]]]]:
     """All modules by place, those in lists and other attributes included, which torch does not
     register, each with its :func:`unregistered_attributes`.
-
-    Example:
-        >>> model = nn.Module()
-        >>> model.layers = [nn.Linear(1, 1), nn.ReLU()]
-        >>> [place for place, _, _ in holders(model)]
-        ['', 'layers[0]', 'layers[1]']
     """
     waiting = every_path(model, repeated=False)
     known = {id(module) for _, module in waiting}
@@ -140,10 +129,5 @@ def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[st
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, by each of its names.
-
-    Example:
-        >>> list(tensors_of(nn.BatchNorm1d(1, affine=False)))
-        ['running_mean', 'running_var', 'num_batches_tracked']
-    """
+    """Every parameter and buffer, by each of its names."""
     return every_tensor(model, "_parameters") | every_tensor(model, "_buffers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -30,8 +29,8 @@ def rotate_files(
     model in memory.
 
     It needs the memory of one tensor in float64. Each file is written under a temporary name and
-    then renamed; if the call is interrupted, the same call completes the folder. Where a tie has to
-    be cut, the checkpoint gets the second tensor, and ``tie_word_embeddings`` in ``config.json``
+    then renamed; after an interrupted call, the same call writes the whole folder. Where a tie has
+    to be cut, the checkpoint gets the second tensor, and ``tie_word_embeddings`` in ``config.json``
     becomes false. Other tensors and files are copied.
 
     Args:
@@ -77,10 +76,7 @@ def rotate_files(
         name if name in added else stored.keys[name]: _pieces(change, name)
         for name in sorted(change.names)
     }
-    job = hashlib.sha256(
-        b"".join(name.encode() + chosen[name].numpy().tobytes() for name in sorted(chosen))
-    )
-    checkpoint.rewrite(destination, changes, job.hexdigest(), added)
+    checkpoint.rewrite(destination, changes, added)
     if added:
         _untie(Path(destination) / "config.json")
 

@@ -31,8 +31,9 @@ def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),
         nn.Conv2d(8, 12, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
     )  # fmt: skip
-    model = ps.lift_clips(ps.fold_norms(layers.eval()))
-    graph = ps.trace(model, torch.randn(1, 3, 10, 10))
+    x = torch.ones(1, 3, 10, 10)
+    model = ps.lift_clips(ps.fold_norms(layers.eval(), x), x)
+    graph = ps.trace(model, x)
     return ps.rescale_(model, graph, scramble * torch.randn(graph.num_units)), graph
 
 
