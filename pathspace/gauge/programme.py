@@ -56,15 +56,8 @@ def minimise(
             phi = phi + np.where(free, separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
         curvature = pairs.curvature(phi)
         found = total - p * float(tilt @ phi)
-        # the step that is exact for each unit alone, at any distance; if it does not lower
-        # the value, Newton's step
-        for wanted in (np.arctanh(np.clip(uneven, -1 + 1e-9, 1 - 1e-9)) * scale, gradient):
-            direction = _solve(
-                curvature, -wanted / p, scale, free, min(0.1, float(np.abs(uneven).max()))
-            )
-            slope = p * float(gradient @ direction)
-            if slope < 0:
-                break
+        direction = _solve(curvature, -gradient / p, scale, free, min(0.1, worst))
+        slope = p * float(gradient @ direction)
         direction *= min(1.0, LARGEST_STEP / max(float(np.abs(direction).max(initial=0.0)), 1e-300))
         for _ in range(40):
             entering, leaving, total = pairs.sides(phi + direction)
