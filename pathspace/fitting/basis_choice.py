@@ -72,7 +72,6 @@ def choose_basis(
     """The change of basis after which rounding costs least: Hadamard matrices or what a descent
     from them finds, if the model is then safely better on batches that were held out.
     """
-    noise.check()
     if noise.bits is None and noise.activations is None:
         raise InputError(
             "Noise found bits=None and activations=None, expected a number of bits for one of them"

@@ -170,12 +170,7 @@ class BasisDescent:
                     [outputs[place] for place in some],
                     [*own.values(), *(given for _, given in seen)],
                     [
-                        cotangent(
-                            outputs[place].detach(),
-                            noise.weights == "fisher",
-                            self._random,
-                            *held.totals[place],
-                        )
+                        cotangent(outputs[place].detach(), self._random, held.totals[place])
                         for place in some
                     ],
                     allow_unused=True,

@@ -16,7 +16,7 @@ from ..models.copies import safe_deepcopy
 from ..models.refusals import check_runs
 from ..models.running import distance, outputs
 from ..models.values import names_without_values, require_runnable
-from ..models.walk import every_module, has_hooks, module_at
+from ..models.walk import every_module, has_hooks
 
 # largest change of outputs, relative to the largest, that counts as rounding; or so many roundings
 CLOSE, ROUNDINGS = 1e-3, 16
@@ -44,10 +44,6 @@ class LiftedClip(nn.Module):
 
         self.bounds = (float(low), float(high))
         self.low, self.high, self.places, self.calls = filled(low), filled(high), len(shapes), 0
-
-    def extra_repr(self) -> str:
-        """The bounds, and at how many places it is called."""
-        return f"{self.bounds[0]:g}, {self.bounds[1]:g}, places={self.places}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Clip at the bounds of this place."""
@@ -143,7 +139,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     for layer in every_module(twin):
         if isinstance(layer, nn.Linear | _ConvNd):
             layer.register_forward_hook(lambda module, *_: layers.append(module))
-    clips: dict[str, Any] = {name: module_at(twin, name) for name in names}
+    clips: dict[str, Any] = {name: twin.get_submodule(name) for name in names}
     places = {name: _Places(clip, layers) for name, clip in clips.items()}
     for name, place in places.items():
         put(twin, name, place)
@@ -163,7 +159,7 @@ def _names(model: nn.Module) -> list[str]:
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).forward in CLIPS and not has_hooks(module):
             owner, _, last = name.rpartition(".")
-            found.setdefault((id(module_at(model, owner)), last), name)
+            found.setdefault((id(model.get_submodule(owner)), last), name)
     return list(found.values())
 
 
@@ -200,4 +196,4 @@ def expect_same(
 def put(model: nn.Module, name: str, new: nn.Module) -> None:
     """Put a module in the place of another."""
     owner, _, last = name.rpartition(".")
-    setattr(module_at(model, owner), last, new)
+    setattr(model.get_submodule(owner), last, new)

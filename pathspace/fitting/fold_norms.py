@@ -20,7 +20,7 @@ from ..errors import InputError, expect_arguments
 from ..inference.registry import operation_name
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
-from ..models.walk import has_hooks, module_at
+from ..models.walk import has_hooks
 from .clips import expect_same, put
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
@@ -78,7 +78,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         )
     result = safe_deepcopy(model)
     for layer, norm in pairs:
-        _fold(module_at(result, layer), module_at(result, norm))
+        _fold(result.get_submodule(layer), result.get_submodule(norm))
         put(result, norm, nn.Identity())
     expect_same("fold_norms", model, result, args, kwargs or {}, FOLDING)
     return result

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import COUNT, InputError, expect_numbers
+from ..errors import InputError, expect_numbers
 from ..gauge.pairs import MatrixLayout, at
 from ..graph.parts import Statistic
 from ..graph.structure import Structure
@@ -25,20 +25,6 @@ from .quantise import check_format, weight_axes
 
 # what the logarithm of every weight costs, in passes over all of them
 PASSES = 4
-
-
-class Objective(Protocol):
-    """An objective that :func:`pathspace.choose_gauge` minimises."""
-
-    def programme(
-        self,
-        model: nn.Module,
-        graph: Structure,
-        calibration: Any = None,
-        exact: bool = True,
-    ) -> Programme:
-        """The function of the log-scales, for a model as it stands."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,30 +52,16 @@ class Noise:
         activations: for feature spaces, bits of what is multiplied by the weights, with one step
             for each row (token).
         per: one step for each ``"tensor"`` or ``"channel"``.
-        weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of
-            classes drawn from them.
-        draws: backward passes for each calibration batch.
     """
 
     bits: int | None = 8
     per: str = "tensor"
-    weights: str = "outputs"
-    draws: int = 4
     activations: int | None = None
-
-    def check(self) -> None:
-        """Refuse what no graph and no spaces can be asked for."""
-        if self.weights not in ("outputs", "fisher"):
-            raise InputError(
-                f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
-            )
-        expect_numbers("Noise", COUNT, draws=self.draws)
 
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
-        self.check()
+        """The function of the log-scales; without calibration, on inputs made up."""
         if self.bits is None or self.activations is not None:
             raise InputError(
                 f"Noise found bits={self.bits} and activations={self.activations} for a graph,"
@@ -98,8 +70,7 @@ class Noise:
             )
         check_format(self.bits, self.per)
         held = calibrated(model, graph, calibration)
-        felt = held.sensitivity(self.draws, self.weights == "fisher")
-        peaks = weight_peaks(model, graph, exact, self.per, felt)
+        peaks = weight_peaks(model, graph, exact, self.per, held.sensitivity())
         step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
         return Programme(
             peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step
@@ -128,7 +99,7 @@ class Range:
         calibration: Any = None,  # noqa: ARG002
         exact: bool = True,
     ) -> Programme:
-        """See :class:`Objective`."""
+        """The function of the log-scales."""
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per)
         levels = math.log(2 ** (self.bits - 1) - 1)
@@ -168,7 +139,7 @@ class ActivationRange:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
+        """The function of the log-scales; without calibration, on inputs made up."""
         if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise InputError(
                 f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16."
@@ -217,7 +188,7 @@ class Smooth:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
+        """The function of the log-scales; without calibration, on inputs made up."""
         expect_numbers("Smooth", "a number between 0 and 1", alpha=self.alpha)
         sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         peaks = weight_peaks(model, graph, exact, "tail")
@@ -263,7 +234,7 @@ class Conditioning:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`."""
+        """The function of the log-scales."""
         if calibration is None:
             own = {name: p for name, p in model.named_parameters() if name in graph.index}
             felt: Mapping[str, Tensor] = path_sensitivity(graph, own)
@@ -290,6 +261,9 @@ class Conditioning:
             return torch.logsumexp(peaks.sums(logs, -2.0), 0) + (2 * change - log_sums) / number
 
         return Programme(Peaks(peaks.scales), total)
+
+
+Objective = Noise | Range | ActivationRange | Smooth | Conditioning
 
 
 def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:

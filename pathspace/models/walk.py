@@ -60,19 +60,6 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
     return found
 
 
-def module_at(model: nn.Module, path: str) -> nn.Module:
-    """The module that is registered under a path, as ``model.get_submodule`` returns it; a
-    module of the name of a method, such as ``parameters``, is found as well.
-    """
-    module = model
-    for part in path.split(".") if path else ():
-        inner = module._modules.get(part)
-        if inner is None:
-            raise AttributeError(f"{type(model).__name__} has no module '{path}'.")
-        module = inner
-    return module
-
-
 def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Names and values of a module's attributes beside what it has registered, of those that can
     hold tensors or modules.

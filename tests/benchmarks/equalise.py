@@ -146,11 +146,10 @@ def lite0() -> list[Row]:
     folded = ps.fold_norms(trained, x)
     model = ps.lift_clips(folded, x)
     wanted, graph = trained(held), ps.trace(model, x[:1])
-    layers, gauges, rows = cross_layer_equalised(folded), None, []
+    layers, rows = cross_layer_equalised(folded), []
     for bits, per in FORMATS:
         with torch.enable_grad():
-            found = ps.equalise(model, graph, bits, per, x, gauges=gauges)
-        gauges = found.gauges
+            found = ps.equalise(model, graph, bits, per, x)
         row: Row = {**LITE0, "bits": bits, "per": per, "changed": found.helped}
         row["change"] = float((found.model(held) - wanted).abs().max() / wanted.abs().max())
         nets = {"as trained": model, "layer by layer": layers, "chosen gauge": found.model}

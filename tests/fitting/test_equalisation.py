@@ -87,8 +87,6 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
         torch.testing.assert_close(tensor, wanted[name])
     stay, whole = (ps.equalise(model, graph, 5, "tensor", x, trials=trials) for trials in (0, 60))
     assert whole.after >= stay.after
-    again = ps.equalise(model, graph, 5, "tensor", x, trials=60, gauges=stay.gauges)
-    assert torch.equal(again.phi, whole.phi) and again.gauges == stay.gauges
     assert decibels(model, whole.model, 5, "tensor", held) >= decibels(
         model, model, 5, "tensor", held
     )
@@ -248,10 +246,6 @@ def test_batches_may_be_cut_anywhere() -> None:
         for name, slope in slopes.items():
             exact = float(slope.detach().square().sum() / energy)
             assert float(felt[name].sum()) == pytest.approx(exact, rel=0.1), (name, len(batches))
-    fisher = [Calibrated(model, batches).sensitivity(1500, fisher=True) for batches in cuts]
-    for felt in fisher[1:]:
-        for name, values in felt.items():
-            assert float(values.sum()) == pytest.approx(float(fisher[0][name].sum()), rel=0.1)
 
 
 def test_calibration_without_a_sample_is_refused() -> None:
