@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .tensor_files import TensorFile, as_bytes, write
-from .writing import ensure_writable, expect_path, make_folder, replacing
+from .writing import TEMPORARY, ensure_writable, expect_path, make_folder, replacing
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -34,13 +34,8 @@ def bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, each in one of the files.
-
-    Attributes:
-        path: the file or folder.
-        files: the files, in order.
-        index: text of the index, for a checkpoint in several files.
-        index_name: the name of its file.
+    """Tensors by name, each in one of the files of a folder, or in the only one; with the text and
+    the name of the index, if there is one.
     """
 
     path: Path
@@ -128,17 +123,17 @@ class Checkpoint:
         make_folder(destination)
         for index in _indices(destination):
             index.unlink()
+        # (what a killed run has left)
+        for left in destination.glob(f"{TEMPORARY}*"):
+            left.unlink()
         for file in self.files:
             _rewritten(file, destination / file.path.name, changes, added)
         for beside in self.path.iterdir():
             weights = beside.suffix in WEIGHTS or beside.name.endswith(".index.json")
             if beside.is_file() and not weights:
-                target = destination / beside.name
-                if target.is_symlink():
-                    target.unlink()
-                shutil.copy2(beside, target)
+                shutil.copy2(beside, _no_link(destination / beside.name))
         if self.index is not None:
-            with replacing(destination / self.index_name, alone=True) as temporary:
+            with replacing(_no_link(destination / self.index_name)) as temporary:
                 temporary.write_text(self._index_with(added), encoding="utf-8")
 
     def _index_with(self, added: Mapping[str, str]) -> str:
@@ -152,6 +147,13 @@ class Checkpoint:
             if "total_size" in index.get("metadata", {}):
                 index["metadata"]["total_size"] += places[source].entries[source].size
         return json.dumps(index, indent=2) + "\n"
+
+
+def _no_link(path: Path) -> Path:
+    """A path to write: a link there is replaced, not followed."""
+    if path.is_symlink():
+        path.unlink()
+    return path
 
 
 def _indices(folder: Path) -> list[Path]:
@@ -172,5 +174,5 @@ def _rewritten(
             yield as_bytes(changes[name](place, piece))
 
     entries = {name: file.entries[source] for name, source in sources.items()}
-    with replacing(destination, alone=True) as temporary:
+    with replacing(_no_link(destination)) as temporary:
         write(temporary, entries, data, file.metadata)

@@ -38,13 +38,8 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        kind: its type, by its name in the format.
-        shape: its shape.
-        size: number of its bytes.
-        start: position of its first byte in the file (-1 in a file that is not written yet).
+    """A tensor in a file: its type as the format calls it, its shape, its bytes, and where they
+    start (-1 in a file that is not written yet).
     """
 
     kind: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
 import secrets
 import stat
@@ -18,6 +16,8 @@ from safetensors import SafetensorError
 from ..errors import InputError, InputTypeError
 
 STDOUT = "-"
+# how names of temporary files begin
+TEMPORARY = ".pathspace-"
 
 
 def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
@@ -106,29 +106,26 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.
 
     Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
     raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
     and an existing file's permissions are kept. The body should do nothing but write: an
-    ``OSError`` raised in it is reported as a failure to write ``path``. A file that nobody else
-    writes (``alone``) takes the place of a link, and what killed runs left beside it is removed.
+    ``OSError`` raised in it is reported as a failure to write ``path``.
     """
-    destination = _destination(path, follow=not alone)
+    destination = _destination(path)
     temporary = _create_sibling(path, destination)
     mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         # what writes may have put a file of its own, with other permissions, in the place of ours
-        kept = destination.exists() and not destination.is_symlink()
+        kept = destination.exists()
         temporary.chmod(stat.S_IMODE(destination.stat().st_mode) if kept else mode)
         # Some file systems report a full disk only when asked to make the data durable.
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, destination)
-        for left in destination.parent.glob(f"{_mark(destination)}*") if alone else ():
-            left.unlink()
     except (OSError, SafetensorError) as error:
         raise _cannot_write(path, _reason(error)) from error
     finally:
@@ -146,24 +143,17 @@ def write_text(text: str, path: str | None) -> None:
             temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
-    """Return the real file behind ``path``, links followed or not, after every check that needs no
-    writing.
-    """
+def _destination(path: str | os.PathLike[str]) -> Path:
+    """The real file behind ``path``, links followed, after every check that needs no writing."""
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
             f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
         )
     text = os.fspath(path)
-    if not text.strip():
-        raise InputError(
-            f"Cannot write {text!r}: it names no file; give a path such as result.json."
-        )
     if text.endswith(os.sep):
         raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
     try:
-        real = os.path.realpath(text if follow else os.path.dirname(text))
-        destination = Path(real) if follow else Path(real, os.path.basename(text))
+        destination = Path(os.path.realpath(text))
         mode = os.stat(destination).st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = stat.S_IFREG
@@ -184,8 +174,7 @@ def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
 
 
 def _create_sibling(path: str | os.PathLike[str], destination: Path) -> Path:
-    own = f"{_mark(destination)}{secrets.token_hex(3)}{destination.suffix}"
-    temporary = destination.parent / own
+    temporary = destination.parent / f"{TEMPORARY}{secrets.token_hex(6)}{destination.suffix}"
     try:
         # Created with the user's own umask, unlike the private files of the tempfile module.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -194,14 +183,7 @@ def _create_sibling(path: str | os.PathLike[str], destination: Path) -> Path:
     return temporary
 
 
-def _mark(destination: Path) -> str:
-    """How names of temporary files begin, which is different for each file."""
-    return f".pathspace-{hashlib.sha256(destination.name.encode()).hexdigest()[:6]}"
-
-
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "no space is left on the disk"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + " ".join(text[1:].split())
 

@@ -4,12 +4,13 @@ in the units' log-scales.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InputError
-from .pairs import Curvature, Pairs
+from .pairs import Pairs
 
 STEPS = 500
 INNER = 400
@@ -85,7 +86,11 @@ def separate(entering: np.ndarray, leaving: np.ndarray, tilt: np.ndarray) -> np.
 
 
 def _solve(
-    curvature: Curvature, right: np.ndarray, scale: np.ndarray, free: np.ndarray, accuracy: float
+    curvature: Callable[[np.ndarray], np.ndarray],
+    right: np.ndarray,
+    scale: np.ndarray,
+    free: np.ndarray,
+    accuracy: float,
 ) -> np.ndarray:
     """Conjugate gradients for ``curvature x = right``, to a relative ``accuracy``."""
     from scipy.sparse.linalg import LinearOperator, cg  # slow to import
@@ -95,7 +100,7 @@ def _solve(
         2 * right.shape,
     )
     found: np.ndarray = cg(
-        LinearOperator(shape, lambda x: np.where(free, curvature @ np.ravel(x), 0.0)),
+        LinearOperator(shape, lambda x: np.where(free, curvature(np.ravel(x)), 0.0)),
         np.where(free, right, 0.0),
         rtol=accuracy,
         maxiter=INNER,

@@ -132,5 +132,5 @@ def _untie(config: Path) -> None:
     for part in (held, held.get("text_config")):
         if isinstance(part, dict):
             part["tie_word_embeddings"] = False
-    with replacing(config, alone=True) as temporary:
+    with replacing(config) as temporary:
         temporary.write_text(json.dumps(held, indent=2) + "\n", encoding="utf-8")
