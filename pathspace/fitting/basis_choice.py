@@ -77,20 +77,14 @@ def choose_basis(
             "Noise found bits=None and activations=None, expected a number of bits for one of them"
             " at least."
         )
-    if noise.bits is not None:
-        check_format(noise.bits, noise.per)
-    if noise.activations is not None:
-        check_format(noise.activations, noise.per)
-    if calibration is None:
-        raise InputError(
-            "choose_gauge found no calibration batches, expected typical ones to choose and to"
-            " judge a basis; pass calibration=."
-        )
-    batches = Calibrated(model, calibration).batches
+    for bits in (noise.bits, noise.activations):
+        if bits is not None:
+            check_format(bits, noise.per)
+    batches = [] if calibration is None else Calibrated(model, calibration).batches
     if len(batches) < 2:
         raise InputError(
-            "choose_gauge found one calibration batch, expected two at least, because every third"
-            " is held out to judge what is chosen; split it."
+            f"choose_gauge found too few calibration batches ({len(batches)}), expected two at"
+            " least, because every third is held out to judge what is chosen; pass calibration=."
         )
     held, fit = (
         Calibrated(model, [b for number, b in enumerate(batches) if (number % HOLD == 1) == kept])

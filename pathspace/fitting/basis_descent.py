@@ -57,13 +57,8 @@ class Mixing:
 
 @dataclass(eq=False)
 class RoundedValues:
-    """Numbers that are rounded, with one step for each group: all, or each place along an axis.
-
-    Attributes:
-        values: the numbers, or those among which the largest is.
-        slopes: derivatives of the outputs by them.
-        mixings: what mixes both.
-        axis: that of the groups.
+    """Numbers that are rounded (or those among which the largest is) and the derivatives of the
+    outputs by them, with one step for each group: all, or each place along an axis.
     """
 
     values: Tensor
@@ -99,14 +94,8 @@ class BasisDescent:
     ``sum over weights of step_W^2 |B^-T G A^T|^2 + sum over inputs x of step_x^2 |A^-T h|^2`` with
     derivatives ``G`` and ``h`` of the outputs by a weight ``W' = B W A^-1`` and its input
     ``x' = A x``, and steps in proportion to the largest entries of ``W'`` and ``x'``. The gradient
-    by every matrix is projected to the Lie algebra of its group.
-
-    Args:
-        model: the model; it is not changed.
-        spaces: its spaces.
-        noise: what is rounded.
-        batches: where derivatives are taken.
-        first: the elements to begin with, by space.
+    by every matrix is projected to the Lie algebra of its group. It begins with the elements
+    ``first``, and does not change the model.
     """
 
     def __init__(

@@ -50,8 +50,6 @@ class Calibrated:
             for one in _several(batches)
         ]
         self.batches = [batch for batch in given if not _is_empty(batch)]
-        if not given:
-            raise InputError("calibration holds no batch, expected one at least.")
         if not self.batches:
             raise InputError(
                 f"calibration holds no sample in {len(given)} batches, expected one at least; pass"

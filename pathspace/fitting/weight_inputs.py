@@ -27,11 +27,8 @@ Look = Callable[[str, int, Tensor], Tensor]
 
 
 class WeightInputs(TorchFunctionMode):
-    """Show the input of every product with a weight, and multiply what is returned.
-
-    Args:
-        tensors: the weights by name, as the model holds them while it runs.
-        look: called with each input.
+    """Show the input of every product with a weight that the model holds while it runs to ``look``,
+    and multiply what is returned.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], look: Look) -> None:

@@ -42,24 +42,22 @@ def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors without values, for a function that needs them."""
     named = dict(tensors)
-    lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
-    if lazy is not None:
-        raise InputError(
-            f"{who} found {lazy!r} without a shape yet, expected numbers; run the model once on a"
-            " batch."
+    lacking = [name for name, each in named.items() if is_lazy(each) or not has_values(each)]
+    if not lacking:
+        return
+    if is_lazy(named[lacking[0]]):
+        why = "without a shape yet, expected numbers; run the model once on a batch"
+    elif is_cut(named[lacking[0]]):
+        why = (
+            "sharded over devices, expected whole tensors; do this before the model is sharded:"
+            " names and units are the same"
         )
-    missing = names_without_values(named.items())
-    others = " and others" * (len(missing) > 1)
-    if missing and is_cut(named[missing[0]]):
-        raise InputError(
-            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do"
-            " this before the model is sharded: names and units are the same."
+    else:
+        why = (
+            "without values (on the meta device or of a fake mode), expected numbers; load or"
+            " initialise the weights first"
         )
-    if missing:
-        raise InputError(
-            f"{who} found {missing[0]!r}{others} without values (on the meta device or of a fake"
-            " mode), expected numbers; load or initialise the weights first."
-        )
+    raise InputError(f"{who} found {lacking[0]!r}{' and others' * (len(lacking) > 1)} {why}.")
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -288,7 +288,7 @@ def test_units_that_are_free_without_eps_alone_stay() -> None:
         (ps.Smooth(1.0), None, r"alpha=1\.0, expected a number between 0 and 1"),
         (ps.ActivationRange(torch.int8), None, "expected a floating point type"),
         (ps.ActivationRange(headroom=0.5), None, r"headroom=0\.5"),
-        (ps.Noise(8), [], "holds no batch"),
+        (ps.Noise(8), [], "holds no sample in 0 batches"),
         (ps.Noise(8), 3, "calibration is of type int"),
         (ps.Noise(8), torch.randn(3, 7), "mat1 and mat2 must have the same dtype"),
         (lambda phi: phi, None, "no single number"),
