@@ -104,9 +104,6 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         *args: example inputs.
         kwargs: example inputs by keyword.
 
-    Returns:
-        The copy.
-
     Raises:
         InputError: there is nothing to lift, or weights have no values.
         UnsupportedError: the outputs would change: a clip writes into what other code reads.

@@ -133,9 +133,6 @@ def fit_dtype(
         dtype: the type.
         headroom: factor between the largest values and the limit of the type.
 
-    Returns:
-        The rescaled copy in its own type, and a table.
-
     Raises:
         InputError: no floating point type, or the model does not run on ``x``.
 

@@ -105,9 +105,6 @@ def equalise(
         trials: how often the model is run to search near the best gauge; 80 times by default, and
             less for more than 27 million weights (16 for 135 million).
 
-    Returns:
-        The rescaled copy, and what it gains.
-
     Raises:
         InputError: bits or granularity make no sense, or the model does not run on the batches.
         InputTypeError: an argument is of another kind.

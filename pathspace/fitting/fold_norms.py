@@ -44,9 +44,6 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         *args: example inputs.
         kwargs: example inputs by keyword.
 
-    Returns:
-        A copy.
-
     Raises:
         InputError: no norm can be folded.
         CaptureError: the model fails on these inputs or cannot be captured.
@@ -139,6 +136,8 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     flat = isinstance(value, Tensor) and value.dim() == rank
     # (computed weights are no parameters, and hooks are left out with their norm)
     flat = flat and not is_parametrized(layer) and not has_hooks(norm)
+    # (torch folds no groups of transposed convolutions)
+    flat = flat and not (isinstance(layer, _ConvTransposeNd) and layer.groups > 1)
     fixed = not norm.training and norm.running_var is not None
     known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return flat and fixed and type(norm).forward in known
@@ -149,14 +148,9 @@ def _fold(layer: nn.Module, norm: nn.Module) -> None:
     assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None and norm.running_var is not None
     mean, var = norm.running_mean.double(), norm.running_var.double()
-    weight: Tensor = layer.weight
-    if isinstance(layer, _ConvTransposeNd):
-        # rows are inputs, group by group
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    turned = isinstance(layer, _ConvTransposeNd)
     weight, bias = fuse_conv_bn_weights(
-        weight, layer.bias, mean, var, norm.eps, norm.weight, norm.bias
+        layer.weight, layer.bias, mean, var, norm.eps, norm.weight, norm.bias, transpose=turned
     )
-    if isinstance(layer, _ConvTransposeNd):
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
     layer.weight.copy_(weight)
     layer.bias = nn.Parameter(bias.detach(), requires_grad=layer.weight.requires_grad)

@@ -138,9 +138,6 @@ def balance_(
         tolerance: largest relative difference of the two sides.
         optimizer: see :func:`pathspace.rescale_`.
 
-    Returns:
-        The model.
-
     Raises:
         InputError: see :func:`balancing`.
 

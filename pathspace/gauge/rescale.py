@@ -78,9 +78,6 @@ def rescale_(
         exact: apply only the part of ``phi`` that is exact for the unchanged model,
             :meth:`pathspace.ReductionGraph.exact_part`.
 
-    Returns:
-        The model.
-
     Raises:
         InputError: ``phi`` has a wrong shape, a parameter is missing or sharded, or a weight would
             be beyond the range of its type; nothing was changed.
@@ -131,9 +128,6 @@ def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
         phi: log-scales of the units, shape ``(num_units,)``.
         exact: apply only the part of ``phi`` that is exact for the unchanged model.
 
-    Returns:
-        The rescaled copy.
-
     Raises:
         InputError: see :func:`pathspace.rescale_`.
 
@@ -148,8 +142,6 @@ def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
         True
     """
     expect_arguments("rescale", model=model, graph=graph)
-    expect_scales("rescale", phi, graph.num_units)
-    expect_blocks("rescale", model, graph)
     return rescale_(safe_deepcopy(model), graph, phi, exact=exact)
 
 

@@ -19,7 +19,7 @@ from .copies import safe_deepcopy
 from .isolation import quiet, seed_torch, torch_kept
 from .modes import as_written, precision
 from .nested import leaves, mapped, real_leaves
-from .values import unseen
+from .values import with_numbers
 from .walk import holders, tensors_of
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
@@ -215,7 +215,7 @@ def evaluate(
         if name in tensors:
             held[id(tensor)] = tensors[name]
     # (modes would see how the tensors of attributes are copied)
-    with unseen():
+    with with_numbers(), torch._C.DisableTorchFunction():
         copy = safe_deepcopy(model, replaced=held)
     args, kwargs = mapped(Tensor.clone, (tuple(args), dict(kwargs or {})))
     return copy(*args, **kwargs)

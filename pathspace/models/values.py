@@ -80,13 +80,6 @@ def with_numbers() -> Iterator[None]:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
-    """:func:`with_numbers`, in which no mode of torch functions sees a call either."""
-    with with_numbers(), torch._C.DisableTorchFunction():
-        yield
-
-
-@contextmanager
 def on_cpu() -> Iterator[None]:
     """A context in which new tensors have values and are on the CPU,
     whatever the default device is.
