@@ -24,7 +24,7 @@ from ..models.isolation import quiet
 from ..models.modes import InDouble
 from ..models.running import cast, computing_in
 from .calibration import Calibrated
-from .largest_entries import Logs
+from .convex import Logs
 
 # range of the log-scales that identify units
 LOWEST, HIGHEST = 0.5, 2.0

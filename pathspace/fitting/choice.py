@@ -22,8 +22,7 @@ from ..graph.structure import LOG_2, Structure
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .basis_choice import ChosenBasis, choose_basis
-from .convex import Programme, minimise_convex
-from .largest_entries import Logs, Peaks
+from .convex import Logs, Peaks, Programme, minimise_convex
 from .objectives import Balance, Noise, Objective, running_variances
 
 # no unit is rescaled by more than this factor, unless it is asked for

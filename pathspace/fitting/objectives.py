@@ -19,8 +19,7 @@ from ..models.inputs import made_up
 from ..paths.norms import path_sensitivity
 from .activation_statistics import activation_sizes
 from .calibration import Calibrated
-from .convex import Programme
-from .largest_entries import Logs, Peaks
+from .convex import Logs, Peaks, Programme
 from .quantise import check_format, weight_axes
 
 # what the logarithm of every weight costs, in passes over all of them

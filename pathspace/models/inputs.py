@@ -46,17 +46,6 @@ def _by_name(value: Any) -> bool:
     return held and all(isinstance(key, str) for key in value.keys())  # noqa: SIM118 (not every mapping iterates)
 
 
-def _signature(model: Any) -> inspect.Signature:
-    """The signature of a model's forward, or of the only module in a wrapper
-    that passes everything on.
-    """
-    signature = inspect.signature(model.forward)
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    passes_on = kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    children = list(model.children()) if passes_on else []
-    return _signature(children[0]) if len(children) == 1 else signature
-
-
 def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """A short account of example inputs: shapes and dtypes."""
 
@@ -151,7 +140,7 @@ def batch_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def takes(model: nn.Module, names: Sequence[str]) -> bool:
     """Whether ``forward`` can be called with inputs of these names."""
     try:
-        _signature(model).bind(**dict.fromkeys(names))
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
     except (TypeError, ValueError):
         return False
     return True
