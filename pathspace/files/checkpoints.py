@@ -34,9 +34,7 @@ def bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, each in one of the files of a folder, or in the only one; with the text and
-    the name of the index, if there is one.
-    """
+    """Tensors by name, each in one of the files; with the text and the name of an index."""
 
     path: Path
     files: tuple[TensorFile, ...]
@@ -80,9 +78,7 @@ class Checkpoint:
         return {name: file for file in self.files for name in file.entries}
 
     def named(self, names: Mapping[str, Iterable[str]], who: str) -> dict[str, list[str]]:
-        """The names in the checkpoint of every tensor, which is stored under any of its names,
-        what wrappers put there left out; a shared one may be stored several times.
-        """
+        """The names in the checkpoint of every tensor, which may be stored under several."""
         held: dict[str, list[str]] = {}
         for name in self.places():
             held.setdefault(bare(name), []).append(name)

@@ -38,9 +38,7 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: its type as the format calls it, its shape, its bytes, and where they
-    start (-1 in a file that is not written yet).
-    """
+    """A tensor in a file (``start`` is -1 in one that is not written yet)."""
 
     kind: str
     shape: tuple[int, ...]
@@ -151,10 +149,7 @@ def write(
     data: Callable[[str], Iterable[bytes | memoryview]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a file tensor by tensor; ``data`` yields a tensor's bytes in pieces, by its name.
-
-    Use :func:`pathspace.files.writing.replacing` to keep an old file until the new one is complete.
-    """
+    """Write a file tensor by tensor; ``data`` yields a tensor's bytes in pieces, by its name."""
     # readers expect every tensor aligned to its type, so the widest types come first
     order = sorted(entries, key=lambda name: (-entries[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

@@ -78,9 +78,7 @@ def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[s
 
 @contextmanager
 def delivering(path: str, suffix: str) -> Iterator[Path]:
-    """Yield a file that becomes ``path`` (see :func:`replacing`) when the body succeeds; for ``-``
-    its bytes go to standard output.
-    """
+    """Yield a file that becomes ``path`` when the body succeeds; ``-`` is standard output."""
     if path != STDOUT:
         with replacing(path) as temporary:
             yield temporary
@@ -133,9 +131,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(text: str, path: str | None) -> None:
-    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard
-    output, ``None`` is nowhere.
-    """
+    """Write a text and a line end; ``-`` is standard output, ``None`` is nowhere."""
     if path == STDOUT:
         print(text)
     elif path is not None:

@@ -269,9 +269,7 @@ class BasisDescent:
 
 
 class _Pace:
-    """Mean slopes of the matrices of a space over the root of their mean squares (as Adam, but of
-    matrices as a whole, so that no basis is preferred).
-    """
+    """Directions as Adam takes them, but of whole matrices, so that no basis is preferred."""
 
     def __init__(self, like: Tensor) -> None:
         self._mean, self._square = torch.zeros_like(like), torch.zeros(len(like), 1, 1).double()

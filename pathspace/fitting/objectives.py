@@ -282,9 +282,7 @@ def weight_peaks(
     felt: Mapping[str, Tensor] | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> Peaks:
-    """Largest entries of the weights that are quantised and moved, by tensor, channel or tail;
-    ``felt`` are weights of their squares.
-    """
+    """Largest entries of the quantised weights that move; ``felt`` are weights of their squares."""
     peaks, parameters = Peaks(Logs(graph, exact)), dict(model.named_parameters())
     axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
     for block in graph.blocks:

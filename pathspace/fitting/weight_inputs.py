@@ -27,9 +27,7 @@ Look = Callable[[str, int, Tensor], Tensor]
 
 
 class WeightInputs(TorchFunctionMode):
-    """Show the input of every product with a weight that the model holds while it runs to ``look``,
-    and multiply what is returned.
-    """
+    """Show ``look`` the input of every product with a weight, and multiply what it returns."""
 
     def __init__(self, tensors: Mapping[str, Tensor], look: Look) -> None:
         super().__init__()

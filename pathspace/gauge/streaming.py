@@ -176,9 +176,7 @@ class _Sums(Table):
 
 
 class StreamedPairs(Pairs):
-    """Sizes of weights that are read from a checkpoint whenever they are needed, and of matrices
-    between units :class:`_Sums`.
-    """
+    """Sizes that are read from a checkpoint when they are needed, the large ones as sums."""
 
     def __init__(
         self,

@@ -30,9 +30,7 @@ def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
 
 
 def check_finite(model: nn.Module, inputs: Any) -> None:
-    """Refuse weights and inputs that are not numbers; buffers and inputs may be masks,
-    with minus infinity in them.
-    """
+    """Refuse NaN and infinity in a model and its inputs; masks may hold minus infinity."""
     observers = {
         name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")
     }

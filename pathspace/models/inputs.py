@@ -27,9 +27,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def arranged(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as ``forward`` takes them: a mapping as only input of a model with
-    keyword inputs is its keywords.
-    """
+    """Inputs as ``forward`` takes them: a mapping alone can stand for its keywords."""
     if kwargs is not None and not _by_name(kwargs):
         raise InputTypeError(
             f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of"
@@ -83,9 +81,7 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def ordinary(inputs: Any) -> Any:
-    """Inputs that autograd can follow: those made in inference mode are copied, those
-    without values become zeros.
-    """
+    """Inputs that autograd can follow; those without values become zeros."""
 
     def one(tensor: Tensor) -> Tensor:
         if not has_values(tensor):

@@ -23,9 +23,7 @@ from .walk import SIMPLE, every_module
 
 @contextmanager
 def torch_kept(seed: int | None = None) -> Iterator[None]:
-    """A context at whose end torch's random states are as before, on all devices in use; it
-    begins with a seed if one is given.
-    """
+    """A context that keeps torch's random states, and begins with a seed if one is given."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         if seed is not None:
@@ -58,9 +56,7 @@ def seed_torch(seed: int) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep
-    the global random states of torch, Python and numpy.
-    """
+    """Silence torch's tracing (warnings, logs, graphs that it prints), and keep random states."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -61,9 +61,7 @@ def _frozen_batch_norm(
 
 
 def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
-    """Whether groups have one number each: less its mean it is 0 whatever it is divided by,
-    but for rounding errors.
-    """
+    """Whether groups have one number each: less its mean it is 0, but for rounding errors."""
     return input.dim() > 1 and input[:1].numel() == num_groups
 
 

@@ -68,9 +68,7 @@ def real_leaves(value: Any) -> list[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """A value of the same make with every tensor replaced; what holds tensors is
-    copied, and never changed.
-    """
+    """A value of the same make with every tensor replaced; what holds tensors is copied."""
     known: dict[int, Any] = {}
     kept: list[Any] = []
 

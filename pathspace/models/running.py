@@ -59,9 +59,7 @@ class Activations(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class ForwardRun:
-    """Outputs of one run, flattened and joined, the activations passed on the way, and
-    the types it computed in.
-    """
+    """Outputs of one run, joined, the activations on the way, and the types it computed in."""
 
     outputs: Tensor
     activations: list[Tensor]
@@ -91,9 +89,7 @@ def run_forward(
     weights: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> ForwardRun:
-    """Run a model with some parameters replaced; random operations draw the
-    same numbers every time.
-    """
+    """Run a model with some parameters replaced, and the same random numbers every time."""
     recorder = Activations()
     own = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if sum(parameter.numel() for parameter in model.parameters()) <= LARGE:
@@ -124,9 +120,7 @@ def difference(before: ForwardRun, after: ForwardRun) -> float:
 
 
 def _gap(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Largest difference, and largest finite entry; what is masked may be infinite or no number,
-    and has to stay so.
-    """
+    """Largest difference, and largest finite entry; what is infinite or no number has to stay so."""
     if not before.numel():
         return 0.0, 0.0
     same = (before == after) | (before.isnan() & after.isnan())
@@ -189,9 +183,7 @@ def outputs(
 
 
 def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """Largest difference of real tensors, relative to the largest entry of the second; infinite for
-    different shapes.
-    """
+    """Largest difference, relative to the largest entry; infinite for other shapes."""
     if [part.shape for part in one] != [part.shape for part in two]:
         return math.inf
     pairs = [(a, b) for a, b in zip(one, two, strict=True) if a.dtype.is_floating_point]

@@ -61,9 +61,7 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without values before a model runs; sharded ones are
-    whole while they are used.
-    """
+    """Refuse tensors without values; sharded ones are whole while they are used."""
     require_values(
         who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
     )
@@ -71,9 +69,7 @@ def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextmanager
 def with_numbers() -> Iterator[None]:
-    """A context in which new tensors have values, even under a fake mode or with
-    the default device meta.
-    """
+    """New tensors have values, even under a fake mode or with the default device meta."""
     meta = torch.get_default_device().type == "meta"
     with _disable_current_modes(), torch.device("cpu") if meta else nullcontext():
         yield
@@ -81,9 +77,7 @@ def with_numbers() -> Iterator[None]:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """A context in which new tensors have values and are on the CPU,
-    whatever the default device is.
-    """
+    """New tensors have values and are on the CPU, whatever the default device is."""
     # (setting a default device slows down every call of torch)
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with with_numbers(), device, torch.inference_mode(False):
@@ -158,9 +152,7 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 
 def unsharded(model: nn.Module) -> nn.Module:
-    """The modules of ``model`` without sharding: new modules with the same tensors if it is
-    sharded, otherwise the model.
-    """
+    """The model, or if it is sharded, new modules with the same tensors and no sharding."""
     every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
     wrapped = any(written_class(module) is not type(module) for module in every)

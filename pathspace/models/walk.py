@@ -61,9 +61,7 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
 
 
 def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Names and values of a module's attributes beside what it has registered, of those that can
-    hold tensors or modules.
-    """
+    """Attributes that a module has not registered and that can hold tensors or modules."""
     return [
         (key, value)
         for key, value in vars(module).items()
@@ -104,9 +102,7 @@ def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:
-    """All names of parameters or buffers and their tensors; a tensor of several names
-    stands there several times.
-    """
+    """All names of parameters or buffers and their tensors, those of shared ones included."""
     return {
         f"{path}.{key}" if path else key: tensor
         for path, module in every_path(model, repeated)
