@@ -90,13 +90,6 @@ class Gauge(Tensor):
         """What is computed from it is an ordinary tensor."""
         return Tensor.__torch_function__(func, (), args, kwargs)  # type: ignore[no-untyped-call]
 
-    @classmethod
-    def of(cls, phi: Tensor, certificate: GaugeCertificate) -> Gauge:
-        """Log-scales with their certificate."""
-        gauge = phi.detach().as_subclass(cls)
-        gauge.certificate = certificate
-        return gauge
-
     @property
     def phi(self) -> Tensor:
         """The log-scales alone."""
@@ -206,9 +199,9 @@ def choose_gauge(
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:
         programme = _programme(model, graph, objective, calibration, exact)
-        floor = _floor(model, graph, programme.scales.basis)
+        floor = _floor(model, graph, programme.peaks.scales.basis)
         found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
-        basis, point, value = programme.scales.basis, found.phi, programme.value
+        basis, point, value = programme.peaks.scales.basis, found.phi, programme.value
         certificate = GaugeCertificate(
             objective=(
                 str(objective)
@@ -230,7 +223,9 @@ def choose_gauge(
     if powers_of_two:
         point = np.round(point / LOG_2) * LOG_2
         certificate = replace(certificate, after=value(point), powers_of_two=True)
-    return Gauge.of(torch.from_numpy(basis @ point), certificate)
+    gauge = torch.from_numpy(basis @ point).as_subclass(Gauge)
+    gauge.certificate = certificate
+    return gauge
 
 
 def _balanced(

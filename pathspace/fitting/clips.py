@@ -139,12 +139,12 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     clips: dict[str, Any] = {name: twin.get_submodule(name) for name in names}
     places = {name: _Places(clip, layers) for name, clip in clips.items()}
     for name, place in places.items():
-        put(twin, name, place)
+        twin.set_submodule(name, place)
     check_runs(model, args, kwargs or {}, twin)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for name, clip in clips.items():
         shapes = places[name].shapes or [()]
-        put(result, name, LiftedClip(clip.min_val, clip.max_val, shapes, like))
+        result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes, like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
     expect_same("lift_clips", model, result, args, kwargs or {}, WRITING)
@@ -188,9 +188,3 @@ def expect_same(
                 f"{owner} changed the outputs by {far:.1e} of the largest, expected the same"
                 f" function: {reason}."
             )
-
-
-def put(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put a module in the place of another."""
-    owner, _, last = name.rpartition(".")
-    setattr(model.get_submodule(owner), last, new)

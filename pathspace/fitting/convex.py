@@ -193,17 +193,14 @@ class Programme:
     @property
     def entries(self) -> int:
         """Entries that an evaluation looks at, at least the number of log-scales."""
-        return self.scales.count + self.passes * sum(e.logs.numel() for e in self.peaks.entries)
-
-    @property
-    def scales(self) -> Logs:
-        """Log-scales of all ids."""
-        return self.peaks.scales
+        return self.peaks.scales.count + self.passes * sum(
+            e.logs.numel() for e in self.peaks.entries
+        )
 
     def value(self, phi: np.ndarray) -> float:
         """The value with the true largest entries."""
         point = torch.from_numpy(phi)
-        return float(self.total(self.peaks.exact(point), self.scales(point)))
+        return float(self.total(self.peaks.exact(point), self.peaks.scales(point)))
 
     def smooth(self, phi: np.ndarray, sharpness: float) -> tuple[float, np.ndarray, float]:
         """A smooth value, its gradient, and by how much the tangent there may lie too high.
@@ -212,7 +209,7 @@ class Programme:
         """
         with torch.enable_grad():
             point = torch.from_numpy(phi).requires_grad_()
-            logs = self.scales(point)
+            logs = self.peaks.scales(point)
             top, above = grouped(
                 self.peaks.few(logs), self.peaks.group, self.peaks.count, sharpness
             )
@@ -235,7 +232,7 @@ def minimise_convex(
     floor: np.ndarray | None = None,
 ) -> Found:
     """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness."""
-    phi = np.zeros(programme.scales.count)
+    phi = np.zeros(programme.peaks.scales.count)
     before = programme.value(phi)
     if not len(phi):
         return Found(phi, before, before, before, 0)

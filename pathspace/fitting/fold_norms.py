@@ -21,7 +21,7 @@ from ..inference.registry import operation_name
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.walk import has_hooks
-from .clips import expect_same, put
+from .clips import expect_same
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
@@ -76,7 +76,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     result = safe_deepcopy(model)
     for layer, norm in pairs:
         _fold(result.get_submodule(layer), result.get_submodule(norm))
-        put(result, norm, nn.Identity())
+        result.set_submodule(norm, nn.Identity())
     expect_same("fold_norms", model, result, args, kwargs or {}, FOLDING)
     return result
 

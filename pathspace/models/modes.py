@@ -117,8 +117,7 @@ class NoEps(TorchFunctionMode):
 
 @contextmanager
 def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()) -> Iterator[int]:
-    """Set the ``eps`` of every normalisation by statistics of the data itself to
-    (next to) 0 for a while.
+    """Set the ``eps`` of every normalisation by data to (next to) 0 for a while.
 
     Layers that are norms by name lose the value of their attribute, and get it back; those in
     evaluation mode that hold a running variance keep it, as their scales are free whatever it is.

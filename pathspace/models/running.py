@@ -120,7 +120,7 @@ def difference(before: ForwardRun, after: ForwardRun) -> float:
 
 
 def _gap(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Largest difference, and largest finite entry; what is infinite or no number has to stay so."""
+    """Largest difference, and largest finite entry; what is infinite or NaN has to stay so."""
     if not before.numel():
         return 0.0, 0.0
     same = (before == after) | (before.isnan() & after.isnan())
@@ -151,8 +151,7 @@ def rounding_decides(
     before: ForwardRun,
     tolerance: float,
 ) -> bool:
-    """Whether outputs or rectifiers change by as much when every weight changes
-    in its last digits only.
+    """Whether as much changes when every weight changes in its last digits only.
 
     Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are
     rounding errors, and nothing can be said about their changes.
