@@ -10,14 +10,21 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError
 
 from ..errors import InputError, InputTypeError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STDOUT = "-"
 # how names of temporary files begin
 TEMPORARY = ".pathspace-"
+# what a format would say of the time or of the version that wrote it
+LEFT_OUT = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
+FORMATS = tuple(LEFT_OUT)
 
 
 def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
@@ -137,6 +144,20 @@ def write_text(text: str, path: str | None) -> None:
     elif path is not None:
         with replacing(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def save_picture(
+    figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["figure"] = "figure"
+) -> Path:
+    """Write a figure in the format of the suffix (``.svg``, ``.png``, ``.pdf``), without a date."""
+    import matplotlib
+
+    expect_suffix(path, "save_picture", FORMATS)
+    suffix = Path(path).suffix.lower()
+    # (names of parts of an SVG are random without a salt)
+    with matplotlib.rc_context({"svg.hashsalt": "pathspace"}), replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format=suffix[1:], metadata=LEFT_OUT[suffix])
+    return Path(path)
 
 
 def _destination(path: str | os.PathLike[str]) -> Path:

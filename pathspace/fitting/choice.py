@@ -198,27 +198,22 @@ def choose_gauge(
     if isinstance(objective, Balance):
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:
+        known = isinstance(objective, Objective)
         programme = _programme(model, graph, objective, calibration, exact)
         floor = _floor(model, graph, programme.peaks.scales.basis)
-        found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
-        basis, point, value = programme.peaks.scales.basis, found.phi, programme.value
+        point, before, after, bound, spent = minimise_convex(
+            programme, math.log(limit), tolerance, steps, floor
+        )
+        basis, value = programme.peaks.scales.basis, programme.value
         certificate = GaugeCertificate(
-            objective=(
-                str(objective)
-                if hasattr(objective, "programme")
-                else getattr(objective, "__name__", "a function")
-            ),
-            before=found.before,
-            after=found.value,
-            bound=(
-                found.bound
-                if hasattr(objective, "programme") or _is_convex(programme, point)
-                else -math.inf
-            ),
+            objective=str(objective) if known else getattr(objective, "__name__", "a function"),
+            before=before,
+            after=after,
+            bound=bound if known or _is_convex(programme, point) else -math.inf,
             limit=limit,
             at_limit=int((np.abs(point) > math.log(limit) * (1 - 1e-9)).sum()),
             powers_of_two=False,
-            steps=found.steps,
+            steps=spent,
         )
     if powers_of_two:
         point = np.round(point / LOG_2) * LOG_2
@@ -271,9 +266,8 @@ def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
 def _programme(
     model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool
 ) -> Programme:
-    if hasattr(objective, "programme"):
-        result: Programme = objective.programme(model, graph, calibration, exact)
-        return result
+    if isinstance(objective, Objective):
+        return objective.programme(model, graph, calibration, exact)
     if not callable(objective):
         raise InputTypeError(
             f"choose_gauge found an objective of type {type(objective).__name__}, expected one of"

@@ -168,17 +168,6 @@ def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tupl
     return smooth, smooth.detach() - mean
 
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """Where a programme has its minimum: no log-scales have a value below ``bound``."""
-
-    phi: np.ndarray
-    before: float
-    value: float
-    bound: float
-    steps: int
-
-
 @dataclass(eq=False)
 class Programme:
     """``total(peaks(phi), logs(phi))``, convex in both arguments and growing in the first.
@@ -189,13 +178,6 @@ class Programme:
     peaks: Peaks
     total: Total
     passes: int = 1
-
-    @property
-    def entries(self) -> int:
-        """Entries that an evaluation looks at, at least the number of log-scales."""
-        return self.peaks.scales.count + self.passes * sum(
-            e.logs.numel() for e in self.peaks.entries
-        )
 
     def value(self, phi: np.ndarray) -> float:
         """The value with the true largest entries."""
@@ -230,16 +212,20 @@ def minimise_convex(
     tolerance: float,
     steps: int | None = None,
     floor: np.ndarray | None = None,
-) -> Found:
-    """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness."""
+) -> tuple[np.ndarray, float, float, float, int]:
+    """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness: the log-scales,
+    the value before and there, a lower bound of it, and the evaluations.
+    """
     phi = np.zeros(programme.peaks.scales.count)
     before = programme.value(phi)
     if not len(phi):
-        return Found(phi, before, before, before, 0)
+        return phi, before, before, before, 0
     best, bound, spent = (before, phi), -np.inf, 0
     least = np.full(len(phi), -limit) if floor is None else np.maximum(floor, -limit)
     most = MOST if programme.peaks.count else 10 * MOST
-    each = max(FEWEST, min(steps or most, WORK // max(programme.entries, 1)))
+    entries = sum(entry.logs.numel() for entry in programme.peaks.entries)
+    seen = len(phi) + programme.passes * entries
+    each = max(FEWEST, min(steps or most, WORK // seen))
     for sharpness in SHARPNESS if programme.peaks.count else SHARPNESS[:1]:
         for again in range(ROUNDS):
             if not programme.peaks.grow(torch.from_numpy(phi)) and again:
@@ -259,4 +245,4 @@ def minimise_convex(
             best = min(best, (programme.value(phi), phi), key=lambda pair: pair[0])
         if best[0] - bound <= tolerance:
             break
-    return Found(best[1], before, best[0], min(bound, best[0]), spent)
+    return best[1], before, best[0], min(bound, best[0]), spent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,12 +124,6 @@ def equalise(
     expect_numbers("equalise", "a whole number from 0 to 1,000,000", or_none=True, trials=trials)
     random = calibration is None
     held = calibrated(model, graph, calibration)
-    if random:
-        warnings.warn(
-            "equalise found no calibration batches and makes up random ones, which say little about"
-            " real data; pass calibration=.",
-            stacklevel=2,
-        )
     rounded = Rounded(model, graph, bits, per)
     if trials is None:
         trials = min(TRIALS, math.ceil(WORK / max(graph.num_weights, 1)))

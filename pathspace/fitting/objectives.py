@@ -283,15 +283,11 @@ def weight_peaks(
     axes: Mapping[str, int] | None = None,
 ) -> Peaks:
     """Largest entries of the quantised weights that move; ``felt`` are weights of their squares."""
-    peaks, parameters = Peaks(Logs(graph, exact)), dict(model.named_parameters())
+    peaks = Peaks(Logs(graph, exact))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
     for block in graph.blocks:
         name = block.name
-        if name not in parameters:
-            raise InputError(
-                f"The reduction graph has a parameter {name!r} that {type(model).__name__} lacks,"
-                " expected the traced model or a copy of it."
-            )
         # (of a shifted tensor not the tensor scales, but its sum with a constant)
         if name not in axes or name in graph.shifts:
             continue

@@ -119,14 +119,8 @@ def rescale_(
 
 
 def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
-    """A copy of ``model`` after a gauge transformation; see :func:`pathspace.rescale_`, which
-    changes the model itself and the state of an optimizer.
-
-    Args:
-        model: the traced model, or a copy with the same parameter names; it is not changed.
-        graph: its reduction graph.
-        phi: log-scales of the units, shape ``(num_units,)``.
-        exact: apply only the part of ``phi`` that is exact for the unchanged model.
+    """A copy of ``model`` after a gauge transformation, with the arguments and errors of
+    :func:`pathspace.rescale_`, which changes the model itself and the state of an optimizer.
 
     Raises:
         InputError: see :func:`pathspace.rescale_`.

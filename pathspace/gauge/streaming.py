@@ -286,10 +286,6 @@ def balance_files(
             unchanged model is preserved; with ``False`` they move too, as under
             :func:`pathspace.balance_`.
 
-    Returns:
-        The applied log-scales, the norms, the remaining imbalance, and the
-        units that were not moved.
-
     Raises:
         InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite,
             the tolerance is not reached, or files cannot be read or written.

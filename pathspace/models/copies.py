@@ -1,6 +1,4 @@
-"""Copies of models: ``copy.deepcopy``, with tensors that are shared, replaced, or cut from each
-other.
-"""
+"""Copies of models: ``copy.deepcopy``, with tensors that are shared, replaced or cut apart."""
 
 from __future__ import annotations
 

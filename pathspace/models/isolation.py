@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .values import has_values
-from .walk import SIMPLE, every_module
+from .walk import every_module
 
 
 @contextmanager
@@ -71,16 +71,6 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def plain_tensors(model: nn.Module) -> list[Tensor]:
-    """The tensors with values that modules hold as ordinary attributes."""
-    return [
-        value
-        for module in every_module(model)
-        for value in vars(module).values()
-        if type(value) not in SIMPLE and isinstance(value, Tensor) and has_values(value)
-    ]
-
-
 @contextmanager
 def values_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
     """A context at whose end tensors have the values that they had."""
@@ -102,8 +92,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
     caches = _cached_functions(len(sys.modules))
     before = [(cached, cached.cache_info().misses) for cached in caches]
+    held = [value for module in every_module(model) for value in vars(module).values()]
+    plain = [value for value in held if isinstance(value, Tensor) and has_values(value)]
     try:
-        with random_kept(), values_kept(plain_tensors(model)):
+        with random_kept(), values_kept(plain):
             yield
     finally:
         for cached, misses in before:

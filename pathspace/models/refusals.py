@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from .inputs import describe_inputs
 from .isolation import quiet
 from .nested import mapped
 from .stand_in import stand_in
-from .walk import every_path, every_tensor
+from .walk import Kind, every_path, every_tensor
 
 # packages whose code is not the user's
 LIBRARIES = frozenset(["torch", "pathspace", *sys.stdlib_module_names])
@@ -59,8 +59,7 @@ def check_capturable(model: nn.Module) -> None:
                 f"{name} holds {path or name!r}, and code or weights of a {kind} cannot be read;"
                 " pass the model that it was made of."
             )
-    kinds: tuple[Literal["_parameters", "_buffers"], ...] = ("_parameters", "_buffers")
-    for kind in kinds:
+    for kind in get_args(Kind):
         for key, tensor in every_tensor(model, kind, repeated=False).items():
             if is_lazy(tensor):
                 raise InputError(

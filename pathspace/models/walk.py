@@ -40,9 +40,7 @@ def every_module(model: nn.Module) -> list[nn.Module]:
 
 
 def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Module]]:
-    """All paths and their modules, as ``named_modules`` gives them; if repeated, none may hold
-    itself.
-    """
+    """All paths and their modules as ``named_modules`` gives them; repeated, none holds itself."""
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
 

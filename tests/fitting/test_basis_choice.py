@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.errors import InputError, InputTypeError
-from pathspace.fitting.basis_descent import BasisDescent
+from pathspace.fitting.basis_choice import BasisDescent
 from pathspace.fitting.calibration import Calibrated
 from pathspace.fitting.weight_inputs import WeightInputs
 
