@@ -4,6 +4,7 @@ or several and their index.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,10 +16,11 @@ from torch import Tensor
 
 from ..errors import InputError
 from .tensor_files import TensorFile, as_bytes, write
-from .writing import TEMPORARY, ensure_writable, expect_path, make_folder, replacing
+from .writing import ensure_writable, expect_path, make_folder, replacing
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+JOURNAL = ".pathspace-unfinished.json"
 # files beside a checkpoint that hold weights in other formats
 WEIGHTS = frozenset([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf"])
 # what wrappers put into names
@@ -34,7 +36,14 @@ def bare(name: str) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, each in one of the files; with the text and the name of an index."""
+    """Tensors by name, each in one of the files.
+
+    Attributes:
+        path: the file or folder.
+        files: the files, in order.
+        index: text of the index, for a checkpoint in several files.
+        index_name: the name of its file.
+    """
 
     path: Path
     files: tuple[TensorFile, ...]
@@ -78,7 +87,16 @@ class Checkpoint:
         return {name: file for file in self.files for name in file.entries}
 
     def named(self, names: Mapping[str, Iterable[str]], who: str) -> dict[str, list[str]]:
-        """The names in the checkpoint of every tensor, which may be stored under several."""
+        """For every tensor of a model, where it is: under any of its names, wrappers left out.
+
+        Args:
+            names: name -> all its names.
+            who: whose sentence it is.
+
+        Returns:
+            Name -> names in the checkpoint (several, where a shared tensor
+            was stored several times).
+        """
         held: dict[str, list[str]] = {}
         for name in self.places():
             held.setdefault(bare(name), []).append(name)
@@ -91,7 +109,7 @@ class Checkpoint:
                 raise InputError(
                     f"{who} found no tensor {name!r} in '{self.path}', which holds"
                     f" {next(iter(held), 'nothing')!r} and {max(len(held) - 1, 0)} others; give the"
-                    " traced model's state_dict() as safetensors.torch.save_file writes it."
+                    " checkpoint of the traced model."
                 )
         return found
 
@@ -99,12 +117,20 @@ class Checkpoint:
         self,
         destination: str | os.PathLike[str],
         changes: Mapping[str, Change],
+        job: str,
         added: Mapping[str, str] | None = None,
     ) -> None:
         """Write the checkpoint again, some of its tensors changed piece by piece.
 
-        Files are written aside and renamed, in the place of a link too, the index last, so that
-        nobody reads half of a checkpoint. Each ``added`` tensor is made of another one.
+        Files are written aside and renamed, in the place of a link too; a run that was broken off
+        goes on after the last whole file. The index is written last, so that nobody reads half of a
+        checkpoint.
+
+        Args:
+            destination: a file for a file, a folder for a folder.
+            changes: tensor name -> what becomes of a slice of it.
+            job: what tells this change from any other.
+            added: name of a new tensor -> the one in the checkpoint that it is made of.
         """
         added = added or {}
         destination = Path(destination)
@@ -117,20 +143,34 @@ class Checkpoint:
             _rewritten(self.files[0], destination, changes, added)
             return
         make_folder(destination)
-        for index in _indices(destination):
+        journal = destination / JOURNAL
+        stamps = [
+            [file.path.name, file.path.stat().st_size, file.path.stat().st_mtime_ns]
+            for file in self.files
+        ]
+        own = hashlib.sha256(json.dumps([job, stamps]).encode()).hexdigest()
+        done = _finished(journal, own)
+        for index in [] if done else _indices(destination):
             index.unlink()
-        # (what a killed run has left)
-        for left in destination.glob(f"{TEMPORARY}*"):
-            left.unlink()
         for file in self.files:
-            _rewritten(file, destination / file.path.name, changes, added)
+            target = destination / file.path.name
+            if file.path.name in done and target.is_file() and not target.is_symlink():
+                continue
+            _rewritten(file, target, changes, added)
+            done.append(file.path.name)
+            with replacing(journal, alone=True) as temporary:
+                temporary.write_text(json.dumps({"job": own, "files": done}), encoding="utf-8")
         for beside in self.path.iterdir():
             weights = beside.suffix in WEIGHTS or beside.name.endswith(".index.json")
             if beside.is_file() and not weights:
-                shutil.copy2(beside, _no_link(destination / beside.name))
+                target = destination / beside.name
+                if target.is_symlink():
+                    target.unlink()
+                shutil.copy2(beside, target)
         if self.index is not None:
-            with replacing(_no_link(destination / self.index_name)) as temporary:
+            with replacing(destination / self.index_name, alone=True) as temporary:
                 temporary.write_text(self._index_with(added), encoding="utf-8")
+        journal.unlink(missing_ok=True)
 
     def _index_with(self, added: Mapping[str, str]) -> str:
         """The text of the index, with new tensors in it."""
@@ -145,15 +185,17 @@ class Checkpoint:
         return json.dumps(index, indent=2) + "\n"
 
 
-def _no_link(path: Path) -> Path:
-    """A path to write: a link there is replaced, not followed."""
-    if path.is_symlink():
-        path.unlink()
-    return path
-
-
 def _indices(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors.index.json"))
+
+
+def _finished(journal: Path, job: str) -> list[str]:
+    """Files that an earlier run of the same job has written whole."""
+    try:
+        found = json.loads(journal.read_text(encoding="utf-8"))
+        return list(found["files"]) if found["job"] == job else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _rewritten(
@@ -170,5 +212,5 @@ def _rewritten(
             yield as_bytes(changes[name](place, piece))
 
     entries = {name: file.entries[source] for name, source in sources.items()}
-    with replacing(_no_link(destination)) as temporary:
+    with replacing(destination, alone=True) as temporary:
         write(temporary, entries, data, file.metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STDOUT = "-"
-# how names of temporary files begin
-TEMPORARY = ".pathspace-"
 # what a format would say of the time or of the version that wrote it
 LEFT_OUT = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
 FORMATS = tuple(LEFT_OUT)
@@ -111,26 +110,33 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.
 
     Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
     raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
     and an existing file's permissions are kept. The body should do nothing but write: an
     ``OSError`` raised in it is reported as a failure to write ``path``.
+
+    Args:
+        path: the file to create or replace.
+        alone: nobody else writes this file: a link is replaced, not followed, and what killed runs
+            left beside it is removed.
     """
-    destination = _destination(path)
+    destination = _destination(path, follow=not alone)
     temporary = _create_sibling(path, destination)
     mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         # what writes may have put a file of its own, with other permissions, in the place of ours
-        kept = destination.exists()
+        kept = destination.exists() and not destination.is_symlink()
         temporary.chmod(stat.S_IMODE(destination.stat().st_mode) if kept else mode)
         # Some file systems report a full disk only when asked to make the data durable.
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, destination)
+        for left in destination.parent.glob(f"{_mark(destination)}*") if alone else ():
+            left.unlink()
     except (OSError, SafetensorError) as error:
         raise _cannot_write(path, _reason(error)) from error
     finally:
@@ -160,8 +166,8 @@ def save_picture(
     return Path(path)
 
 
-def _destination(path: str | os.PathLike[str]) -> Path:
-    """The real file behind ``path``, links followed, after every check that needs no writing."""
+def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
+    """The real file behind ``path``, after every check that needs no writing."""
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
             f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
@@ -170,7 +176,8 @@ def _destination(path: str | os.PathLike[str]) -> Path:
     if text.endswith(os.sep):
         raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
     try:
-        destination = Path(os.path.realpath(text))
+        real = os.path.realpath(text if follow else os.path.dirname(text))
+        destination = Path(real) if follow else Path(real, os.path.basename(text))
         mode = os.stat(destination).st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = stat.S_IFREG
@@ -191,13 +198,19 @@ def _destination(path: str | os.PathLike[str]) -> Path:
 
 
 def _create_sibling(path: str | os.PathLike[str], destination: Path) -> Path:
-    temporary = destination.parent / f"{TEMPORARY}{secrets.token_hex(6)}{destination.suffix}"
+    own = f"{_mark(destination)}{secrets.token_hex(3)}{destination.suffix}"
+    temporary = destination.parent / own
     try:
         # Created with the user's own umask, unlike the private files of the tempfile module.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except OSError as error:
         raise _cannot_write(path, f"no file can be created in '{destination.parent}'") from error
     return temporary
+
+
+def _mark(destination: Path) -> str:
+    """How names of temporary files begin, which is different for each file."""
+    return f".pathspace-{hashlib.sha256(destination.name.encode()).hexdigest()[:6]}"
 
 
 def _reason(error: Exception) -> str:

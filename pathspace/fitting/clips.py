@@ -5,19 +5,30 @@ unit in place of a constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from ..errors import InputError, UnsupportedError, expect_arguments, first_line
+from ..capture.capture import capture
+from ..capture.captured import Captured
+from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments, first_line
+from ..inference.interpreter import interpret
+from ..inference.registry import rule
+from ..inference.scales import Scales
+from ..inference.semantics import Semantics
+from ..inference.union_find import lookup
+from ..inference.values import NEUTRAL, Value, compress, distinct
 from ..models.copies import safe_deepcopy
-from ..models.refusals import check_runs
+from ..models.isolation import torch_kept
+from ..models.nested import mapped
 from ..models.running import distance, outputs
-from ..models.values import names_without_values, require_runnable
-from ..models.walk import every_module, has_hooks
+from ..models.values import names_without_values
+from ..models.walk import has_hooks
 
+# image sizes that are tried where no example inputs are given
+SIZES = (224, 32, 28, 64, 96, 128, 299)
 # largest change of outputs, relative to the largest, that counts as rounding; or so many roundings
 CLOSE, ROUNDINGS = 1e-3, 16
 WRITING = "a clip writes into what other code reads; give it inplace=False"
@@ -44,6 +55,10 @@ class LiftedClip(nn.Module):
 
         self.bounds = (float(low), float(high))
         self.low, self.high, self.places, self.calls = filled(low), filled(high), len(shapes), 0
+
+    def extra_repr(self) -> str:
+        """The bounds, and at how many places it is called."""
+        return f"{self.bounds[0]:g}, {self.bounds[1]:g}, places={self.places}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Clip at the bounds of this place."""
@@ -72,19 +87,42 @@ def _start(model: nn.Module, _args: Any) -> None:
             module.calls = 0
 
 
-class _Places(nn.Module):
-    """Stands in place of a clip, and remembers the shapes that bounds have along its features."""
+@torch.library.custom_op("pathspace::lifted", mutates_args=())
+def _lifted(x: Tensor, number: int) -> Tensor:  # noqa: ARG001  (the rule reads it in the graph)
+    return x.clone()
 
-    def __init__(self, clip: nn.Module, layers: list[nn.Linear | _ConvNd]) -> None:
+
+@_lifted.register_fake
+def _(x: Tensor, number: int) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+@rule("pathspace.lifted", kind="clip")
+def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
+    """A clip whose bounds have the scale of what it clips."""
+    ids = semantics.activation(x)
+    if isinstance(semantics, _Marks):
+        semantics.met.setdefault(number, []).append(ids)
+    return ids
+
+
+class _Marks(Scales):
+    """Scales that remember what came to each clip."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.met: dict[int, list[Tensor]] = {}
+
+
+class _Probe(nn.Module):
+    """Stands in place of a clip, and has its number in the graph."""
+
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.clip, self.shapes = clip, list[tuple[int, ...]]()
-        self._layers = layers
+        self.number = number
 
     def forward(self, x: Tensor) -> Tensor:
-        along = 1 - self._layers[-1].weight.dim() if self._layers else -1
-        along = along if x.dim() + along >= 0 else -1
-        self.shapes.append((*x.shape[along:][:1], *[1] * (-1 - along)))
-        result: Tensor = self.clip(x)
+        result: Tensor = torch.ops.pathspace.lifted(x, self.number)
         return result
 
 
@@ -93,21 +131,23 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of
     everything that is clipped; as a parameter, one for each unit, it is an edge from the root like
-    a bias. Units lie along the features of the linear layer or convolution that ran before the
-    clip. All ``nn.ReLU6`` and ``nn.Hardtanh`` modules are replaced, on a copy; the bounds are
+    a bias. All ``nn.ReLU6`` and ``nn.Hardtanh`` modules are replaced, on a copy; the bounds are
     parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in the state dict (load
     checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) are not
     replaced, and are still listed in ``graph.pinned``.
 
     Args:
         model: any module; it does not change.
-        *args: example inputs.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
         kwargs: example inputs by keyword.
 
+    Returns:
+        The copy.
+
     Raises:
-        InputError: there is nothing to lift, or weights have no values.
+        InputError: there is nothing to lift, or example inputs are needed.
         UnsupportedError: the outputs would change: a clip writes into what other code reads.
-        CaptureError: the model fails on these inputs.
+        CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
         >>> import torch, pathspace as ps
@@ -115,7 +155,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         ...     torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2)
         ... )
         >>> x = torch.randn(5, 3)
-        >>> lifted = ps.lift_clips(model, x)
+        >>> lifted = ps.lift_clips(model)
         >>> (
         ...     ps.trace(model, x).num_units,
         ...     ps.trace(lifted, x).num_units,
@@ -124,30 +164,26 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         (0, 4, True)
     """
     expect_arguments("lift_clips", model=model)
-    twin, result = safe_deepcopy(model), safe_deepcopy(model)
+    twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
     names = _names(twin)
     if not names or names == [""]:
         raise InputError(
             "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
             " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
         )
-    require_runnable("lift_clips", (*model.named_parameters(), *model.named_buffers()))
-    layers: list[nn.Linear | _ConvNd] = []
-    for layer in every_module(twin):
-        if isinstance(layer, nn.Linear | _ConvNd):
-            layer.register_forward_hook(lambda module, *_: layers.append(module))
-    clips: dict[str, Any] = {name: twin.get_submodule(name) for name in names}
-    places = {name: _Places(clip, layers) for name, clip in clips.items()}
-    for name, place in places.items():
-        twin.set_submodule(name, place)
-    check_runs(model, args, kwargs or {}, twin)
+    for number, name in enumerate(names):
+        twin.set_submodule(name, _Probe(number))
+    captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
+    marks, _ = interpret(captured, _Marks)
+    classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    for name, clip in clips.items():
-        shapes = places[name].shapes or [()]
-        result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes, like))
+    for number, name in enumerate(names):
+        clip: Any = result.get_submodule(name)
+        shapes = [_shape(ids, classes) for ids in marks.met.get(number, ())]
+        result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
-    expect_same("lift_clips", model, result, args, kwargs or {}, WRITING)
+    expect_same("lift_clips", model, result, inputs, by_name, WRITING)
     return result
 
 
@@ -188,3 +224,42 @@ def expect_same(
                 f"{owner} changed the outputs by {far:.1e} of the largest, expected the same"
                 f" function: {reason}."
             )
+
+
+def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
+    """Shape of bounds: the sizes of dimensions along which scales differ, 1 elsewhere."""
+    few = distinct(ids)
+    solved = torch.where(few == NEUTRAL, NEUTRAL, lookup(classes, few))
+    shape = tuple(distinct(compress(solved)).shape)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def capture_examples(
+    owner: str, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
+    """Capture a model on example inputs, or on the first made-up ones that it takes."""
+    if args or kwargs:
+        return capture(model, args, kwargs), args, kwargs or {}
+    for zeros in _example_inputs(model):
+        with torch_kept(0):
+            some = mapped(lambda x: torch.randn_like(x) if x.is_floating_point() else x, zeros)
+        with suppress(PathspaceError):
+            return capture(model, some), some, {}
+    raise InputError(
+        f"{owner} cannot make inputs for this model; pass examples: ps.{owner}(model, *inputs)."
+    )
+
+
+def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):
+            rank = weight.dim() - 2
+            return [(weight.new_zeros(2, module.in_channels, *[size] * rank),) for size in SIZES]
+        if isinstance(module, nn.Linear):
+            return [(module.weight.new_zeros(2, module.in_features),)]
+        if isinstance(module, nn.Embedding):
+            return [(torch.zeros(2, 16, dtype=torch.long, device=module.weight.device),)]
+    return []

@@ -14,14 +14,13 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..capture.capture import capture
 from ..capture.captured import Captured
 from ..errors import InputError, expect_arguments
 from ..inference.registry import operation_name
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.walk import has_hooks
-from .clips import expect_same
+from .clips import capture_examples, expect_same
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
@@ -41,11 +40,14 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Args:
         model: a module in evaluation mode; it does not change.
-        *args: example inputs.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
         kwargs: example inputs by keyword.
 
+    Returns:
+        A copy.
+
     Raises:
-        InputError: no norm can be folded.
+        InputError: no norm can be folded, or example inputs are needed.
         CaptureError: the model fails on these inputs or cannot be captured.
         UnsupportedError: a layer does not use its bias, so the copy would be another function, or
             code reads attributes of its norms.
@@ -55,14 +57,13 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         >>> model = torch.nn.Sequential(
         ...     torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)
         ... ).eval()
-        >>> x = torch.randn(2, 3, 8, 8)
-        >>> folded = ps.fold_norms(model, x)
+        >>> folded, x = ps.fold_norms(model), torch.randn(2, 3, 8, 8)
         >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
         (Identity(), True)
     """
     expect_arguments("fold_norms", model=model)
     check_finite(model, ())
-    captured = capture(model, args, kwargs)
+    captured, args, kwargs = capture_examples("fold_norms", model, args, kwargs)
     pairs = list(_pairs(model, captured))
     if not pairs:
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
@@ -77,7 +78,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     for layer, norm in pairs:
         _fold(result.get_submodule(layer), result.get_submodule(norm))
         result.set_submodule(norm, nn.Identity())
-    expect_same("fold_norms", model, result, args, kwargs or {}, FOLDING)
+    expect_same("fold_norms", model, result, args, kwargs, FOLDING)
     return result
 
 

@@ -4,14 +4,14 @@ leave its function unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import InputError, expect_arguments
+from ..errors import InputError, InputTypeError, expect_arguments
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..models.finite import expect_scales
@@ -47,6 +47,7 @@ def rescale_(
     graph: Structure,
     phi: Tensor,
     optimizer: Optimizer | None = None,
+    keep_trajectory: bool | None = None,
     exact: bool = False,
 ) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e
@@ -66,21 +67,31 @@ def rescale_(
 
     A factor ``f`` on a weight divides its gradient by ``f``. The buffers of ``optimizer`` are
     transported accordingly: first moments are divided by ``f`` and second moments by ``f^2``, as if
-    the rescaled network had been trained. A rescaling-invariant optimizer then continues on the
-    same trajectory. Plain SGD does not: it changes a weight that is ``f`` times larger by ``1/f``
-    times the amount.
+    the rescaled network had been trained.
+
+    A rescaling-invariant optimizer then continues on the same trajectory. Plain SGD does not: it
+    changes a weight that is ``f`` times larger by ``1/f`` times the amount. Therefore each gradient
+    of a ``torch.optim.SGD`` is multiplied by ``f^2`` during each step (with momentum and weight
+    decay, too), and its momentum is multiplied by ``f``. ``keep_trajectory=False`` divides the
+    momentum by ``f`` instead, and SGD continues without these corrections.
 
     Args:
         model: the traced model, or a copy with the same parameter names.
         graph: its reduction graph.
         phi: log-scales of the units, shape ``(num_units,)``.
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
+        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by
+            default true for a ``torch.optim.SGD``.
         exact: apply only the part of ``phi`` that is exact for the unchanged model,
             :meth:`pathspace.ReductionGraph.exact_part`.
+
+    Returns:
+        The model.
 
     Raises:
         InputError: ``phi`` has a wrong shape, a parameter is missing or sharded, or a weight would
             be beyond the range of its type; nothing was changed.
+        InputTypeError: ``keep_trajectory`` is true and ``optimizer`` is not a ``torch.optim.SGD``.
         UnsupportedError: the optimizer has a buffer with an unknown scaling
             rule; nothing was changed.
 
@@ -101,26 +112,30 @@ def rescale_(
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
     tensors = expect_blocks("rescale_", model, graph, factors)
     require_values("rescale_", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
-    buffers: list[tuple[Tensor, Tensor, Tensor, int]] = []
-    if optimizer is not None and optimizer.state:
-        expect_transport("rescale_", optimizer)
-        buffers = [
-            (buffer, head, tail, power)
-            for name, (head, tail) in factors.items()
-            for buffer, power in transported(optimizer, tensors[name])
-        ]
+    moves = _transport(
+        optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
+    )
     for name, (head, tail) in factors.items():
         _expect_range(name, tensors[name], head, tail, graph.shifts.get(name, 0.0))
     for name, (head, tail) in factors.items():
         move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))
-    for buffer, head, tail, power in buffers:
-        buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
+    for move in moves:
+        move()
     return model
 
 
 def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
-    """A copy of ``model`` after a gauge transformation, with the arguments and errors of
-    :func:`pathspace.rescale_`, which changes the model itself and the state of an optimizer.
+    """A copy of ``model`` after a gauge transformation; see :func:`pathspace.rescale_`, which
+    changes the model itself and the state of an optimizer.
+
+    Args:
+        model: the traced model, or a copy with the same parameter names; it is not changed.
+        graph: its reduction graph.
+        phi: log-scales of the units, shape ``(num_units,)``.
+        exact: apply only the part of ``phi`` that is exact for the unchanged model.
+
+    Returns:
+        The rescaled copy.
 
     Raises:
         InputError: see :func:`pathspace.rescale_`.
@@ -136,6 +151,8 @@ def rescale(model: M, graph: Structure, phi: Tensor, exact: bool = False) -> M:
         True
     """
     expect_arguments("rescale", model=model, graph=graph)
+    expect_scales("rescale", phi, graph.num_units)
+    expect_blocks("rescale", model, graph)
     return rescale_(safe_deepcopy(model), graph, phi, exact=exact)
 
 
@@ -154,3 +171,58 @@ def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: 
             f"rescale_ found log-scales that take {name!r} beyond the range of {tensor.dtype},"
             f" expected entries up to {limit:.3g}; use smaller ones, or convert the model first."
         )
+
+
+def _transport(
+    optimizer: Optimizer | None,
+    factors: Mapping[Tensor, tuple[Tensor, Tensor]],
+    keep_trajectory: bool | None,
+) -> list[Callable[[], None]]:
+    """The changes to an optimizer's buffers, as functions to call after all checks have passed."""
+    if optimizer is None:
+        if keep_trajectory:
+            raise InputError(
+                "rescale_ found keep_trajectory=True without an optimizer; pass optimizer= as well."
+            )
+        return []
+    if keep_trajectory is None:
+        keep_trajectory = type(optimizer) is torch.optim.SGD
+    if keep_trajectory and type(optimizer) is not torch.optim.SGD:
+        raise InputTypeError(
+            f"rescale_ found keep_trajectory=True with {type(optimizer).__name__}, expected"
+            " torch.optim.SGD, the only optimizer whose step is linear in gradients; do not pass"
+            " keep_trajectory."
+        )
+    if optimizer.state:
+        expect_transport("rescale_", optimizer)
+    moves: list[Callable[[], None]] = [
+        _move(buffer, head, tail, -1 if keep_trajectory else power)
+        for parameter, (head, tail) in factors.items()
+        for buffer, power in transported(optimizer, parameter)
+    ]
+    if keep_trajectory:
+        moves.append(lambda: _measure(optimizer, factors))
+    return moves
+
+
+def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[], None]:
+    def move() -> None:
+        buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
+
+    return move
+
+
+def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
+    """Multiply gradients by ``f^2`` in each step; factors of several rescalings multiply."""
+
+    def scaled(power: int) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(*_: Any) -> None:
+            for parameter, (head, tail) in factors.items():
+                if parameter.grad is not None:
+                    parameter.grad.mul_((head.to(parameter) / tail.to(parameter)) ** (2 * power))
+
+        return hook
+
+    optimizer.register_step_pre_hook(scaled(1))
+    optimizer.register_step_post_hook(scaled(-1))

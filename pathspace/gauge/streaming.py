@@ -4,6 +4,7 @@ changed and written in pieces.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..files.checkpoints import Change, Checkpoint
+from ..files.saved_names import as_saved, conversions
 from ..files.tensor_files import StoredTensor
 from ..graph.parts import idle
 from ..graph.structure import LOG_2, Structure
@@ -40,10 +42,8 @@ def rescale_files(
     does to a model in memory.
 
     It needs the memory of a few pieces of a tensor. Each file is written under a temporary name and
-    then renamed; after an interrupted call, the same call writes the whole folder. Tensors outside
-    the graph, and other files of a folder (configuration, tokenizer), are copied. Names and shapes
-    are those of the model in memory: where transformers stacks experts there and stores them one by
-    one, write ``model.state_dict()`` first.
+    then renamed; if the call is interrupted, the same call completes the folder. Tensors outside
+    the graph, and other files of a folder (configuration, tokenizer), are copied.
 
     Args:
         graph: the reduction graph; weights need no values, see :func:`pathspace.without_weights`.
@@ -88,7 +88,8 @@ def rescale_files(
     ):
         change = _change(name, head, tail, graph.shifts.get(name, 0.0))
         changes.update(dict.fromkeys(keys, change))
-    checkpoint.rewrite(destination, changes)
+    job = hashlib.sha256(phi.numpy().tobytes()).hexdigest()
+    checkpoint.rewrite(destination, changes, job)
 
 
 class _Held(NamedTuple):
@@ -105,13 +106,26 @@ def _located(
     """Where a checkpoint holds the graph's tensors, after a check of their shapes."""
     names = {block.name: (block.name, *block.aliases) for block in graph.blocks}
     shapes = {block.name: block.shape for block in graph.blocks}
-    found = checkpoint.named({name: names.get(name, (name,)) for name in wanted}, who)
-    held = [_Held(keys, name, wanted[name]) for name, keys in found.items()]
+    try:
+        found = checkpoint.named({name: names.get(name, (name,)) for name in wanted}, who)
+        held = [_Held(keys, name, wanted[name]) for name, keys in found.items()]
+    except InputError:
+        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        if not (other := conversions(folder)):
+            raise
+        whole = {
+            name: tuple(each.expand(shapes.get(name, each.shape)) for each in numbers)
+            for name, numbers in wanted.items()
+        }
+        saved = as_saved(other, whole)
+        found = checkpoint.named({name: (name,) for name in saved}, who)
+        held = [_Held(keys, *saved[name][:2]) for name, keys in found.items()]
+        shapes = {keys[0]: saved[name][2] for name, keys in found.items()}
     places = checkpoint.places()
     for keys, name, _ in held:
         for key in keys:
             entry = places[key].entries[key]
-            shape = shapes.get(name, entry.shape)
+            shape = shapes.get(keys[0], shapes.get(name, entry.shape))
             floating = entry.dtype is not None and entry.dtype.is_floating_point
             if entry.shape != shape or not floating:
                 raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -29,8 +30,8 @@ def rotate_files(
     model in memory.
 
     It needs the memory of one tensor in float64. Each file is written under a temporary name and
-    then renamed; after an interrupted call, the same call writes the whole folder. Where a tie has
-    to be cut, the checkpoint gets the second tensor, and ``tie_word_embeddings`` in ``config.json``
+    then renamed; if the call is interrupted, the same call completes the folder. Where a tie has to
+    be cut, the checkpoint gets the second tensor, and ``tie_word_embeddings`` in ``config.json``
     becomes false. Other tensors and files are copied.
 
     Args:
@@ -76,7 +77,10 @@ def rotate_files(
         name if name in added else stored.keys[name]: _pieces(change, name)
         for name in sorted(change.names)
     }
-    checkpoint.rewrite(destination, changes, added)
+    job = hashlib.sha256(
+        b"".join(name.encode() + chosen[name].numpy().tobytes() for name in sorted(chosen))
+    )
+    checkpoint.rewrite(destination, changes, job.hexdigest(), added)
     if added:
         _untie(Path(destination) / "config.json")
 
@@ -132,5 +136,5 @@ def _untie(config: Path) -> None:
     for part in (held, held.get("text_config")):
         if isinstance(part, dict):
             part["tie_word_embeddings"] = False
-    with replacing(config) as temporary:
+    with replacing(config, alone=True) as temporary:
         temporary.write_text(json.dumps(held, indent=2) + "\n", encoding="utf-8")

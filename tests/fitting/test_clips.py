@@ -34,14 +34,14 @@ class Twice(nn.Module):
 def test_lifted_clips_are_the_same_function_with_free_scales(clip: nn.Module) -> None:
     model, x = Twice(clip).double(), torch.randn(3, 3, 8, 8).double()
     keys = set(model.state_dict())
-    lifted = ps.lift_clips(model, x)
-    assert set(model.state_dict()) == keys < set(lifted.state_dict())
-    graph = ps.trace(lifted, x)
-    assert ps.trace(model, x).num_units == 0 and graph.num_units == 14 and not graph.pinned
-    for size in (0.01, 1.0, 100.0):
-        assert torch.equal(lifted(size * x), model(size * x))
-        moved = ps.rescale_(copy.deepcopy(lifted), graph, torch.randn(14, dtype=torch.float64))
-        torch.testing.assert_close(moved(size * x), model(size * x), rtol=1e-9, atol=1e-9)
+    for lifted in (ps.lift_clips(model), ps.lift_clips(model, x)):
+        assert set(model.state_dict()) == keys < set(lifted.state_dict())
+        graph = ps.trace(lifted, x)
+        assert ps.trace(model, x).num_units == 0 and graph.num_units == 14 and not graph.pinned
+        for size in (0.01, 1.0, 100.0):
+            assert torch.equal(lifted(size * x), model(size * x))
+            moved = ps.rescale_(copy.deepcopy(lifted), graph, torch.randn(14, dtype=torch.float64))
+            torch.testing.assert_close(moved(size * x), model(size * x), rtol=1e-9, atol=1e-9)
 
 
 def test_bounds_lie_along_features_of_tokens() -> None:

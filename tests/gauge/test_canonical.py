@@ -160,7 +160,7 @@ def test_buffers_are_what_they_would_be_had_the_network_always_been_rescaled(kin
     be gathered and compared.
     """
     (_, graph, _), (other, twin, late) = two(lambda m, g: _still(MAKERS[kind](m, g)))
-    ps.rescale_(other, twin, phi_for(twin), optimizer=late)
+    ps.rescale_(other, twin, phi_for(twin), optimizer=late, keep_trajectory=False)
     torch.manual_seed(0)
     early = mlp(3, 6, 5, 2).double()
     ps.rescale_(early, ps.trace(early, x), phi_for(graph))
@@ -201,6 +201,25 @@ def test_gsgd_with_momentum_goes_on_as_if_nothing_had_happened() -> None:
         torch.testing.assert_close(other(x), model(x), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_with_momentum_keeps_its_trajectory(nesterov: bool) -> None:
+    def make(model: nn.Module, graph: ps.ReductionGraph) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            model.parameters(), lr=0.05, momentum=0.9, nesterov=nesterov, weight_decay=0.01
+        )
+
+    (model, _, optimizer), (other, graph, late) = two(make)
+    start = model(x).detach()
+    ps.rescale_(other, graph, phi_for(graph), optimizer=late)
+    for step in range(20):
+        if step == 10:
+            ps.rescale_(other, graph, -0.5 * phi_for(graph), optimizer=late, keep_trajectory=True)
+        train(model, optimizer, 1)
+        train(other, late, 1)
+        torch.testing.assert_close(other(x), model(x), rtol=1e-8, atol=1e-8)
+    assert (model(x) - start).abs().max() > 1e-2
+
+
 def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_changes() -> None:
     model = mlp(3, 6, 5, 2).double()
     graph = ps.trace(model, x)
@@ -209,6 +228,10 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(ps.UnsupportedError, match="Adafactor"):
         ps.rescale_(model, graph, phi_for(graph), optimizer=optimizer)
+    with pytest.raises(ps.InputTypeError, match="SGD"):
+        ps.rescale_(model, graph, phi_for(graph), optimizer=optimizer, keep_trajectory=True)
+    with pytest.raises(ps.InputError, match="optimizer="):
+        ps.rescale_(model, graph, phi_for(graph), keep_trajectory=True)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 

@@ -150,9 +150,7 @@ def test_types_of_few_digits_lose_none(tmp_path: Path, dtype: torch.dtype) -> No
     assert all(tensor.dtype == dtype for tensor in net.state_dict().values())
 
 
-def test_a_run_that_was_broken_off_leaves_no_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = model(), inputs()
     graph = ps.trace(net, x)
     phi = torch.randn(graph.num_units)
@@ -172,11 +170,16 @@ def test_a_run_that_was_broken_off_leaves_no_index(
     whole = sorted(new.glob("model-*"))
     assert len(whole) == 2 and not (new / "model.safetensors.index.json").exists()
     assert not list(new.glob(".pathspace-*.safetensors"))
+    stamps = [file.stat().st_mtime_ns for file in whole]
     monkeypatch.setattr(checkpoints, "write", write)
     ps.rescale_files(graph, phi, source, new)
+    assert [file.stat().st_mtime_ns for file in whole] == stamps
     expected = stored(ps.rescale_(net, graph, phi.double()))
     assert all(torch.equal(expected[name], tensor) for name, tensor in loaded(new).items())
     assert not list(new.glob(".pathspace*"))
+    # another job writes every file again
+    ps.rescale_files(graph, 0 * phi, source, new)
+    assert all(torch.equal(tensor, loaded(source)[name]) for name, tensor in loaded(new).items())
 
 
 def test_bad_files_are_one_sentence(tmp_path: Path) -> None:

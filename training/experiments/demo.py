@@ -173,8 +173,8 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
     model, inputs = built
     outputs, start = _outputs(model, inputs), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
-        model, start = ps.fold_norms(model, *inputs), "batch norms folded"
-        model = ps.lift_clips(model, *inputs)
+        model, start = ps.fold_norms(model), "batch norms folded"
+        model = ps.lift_clips(model)
     graph = ps.trace(model, *inputs, sizes="given")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
