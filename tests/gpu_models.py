@@ -181,7 +181,7 @@ def test_gauges_are_those_of_a_processor() -> None:
         twin, y = copy.deepcopy(model).to(place), x.to(place)
         graph = ps.trace(twin, y)
         found: list[Any] = [ps.balancing(twin, graph).phi]
-        for objective in (ps.Balance(), ps.Range(), ps.Noise(draws=1), ps.ActivationRange(),
+        for objective in (ps.Balance(), ps.Range(), ps.Noise(), ps.ActivationRange(),
                           ps.Smooth(), ps.Conditioning()):  # fmt: skip
             found.append(ps.choose_gauge(twin, graph, objective, y).phi)
         before = twin(y)

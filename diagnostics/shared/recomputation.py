@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
-
-from pathspace.models.isolation import replaced
 
 
 class Follower(Protocol):
@@ -109,13 +108,13 @@ def _replace_reentrant(stack: ExitStack, apply: Callable[..., Any]) -> None:
     flag, and its arguments.
     """
     reentrant = torch_checkpoint.CheckpointFunction
-    stack.enter_context(replaced((reentrant, "apply", staticmethod(apply))))
+    stack.enter_context(patch.object(reentrant, "apply", staticmethod(apply)))
 
 
 def _replace_generator(stack: ExitStack, generator: Callable[..., Any]) -> None:
     """Replace the other checkpointing, where torch has its generator, until the stack is closed."""
     if hasattr(torch_checkpoint, _GENERATOR):
-        stack.enter_context(replaced((torch_checkpoint, _GENERATOR, generator)))
+        stack.enter_context(patch.object(torch_checkpoint, _GENERATOR, generator))
 
 
 _PATCHED = ExitStack()

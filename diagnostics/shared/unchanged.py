@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pathspace.models.restored_globals import untouched, values_kept
+from pathspace.models.isolation import untouched, values_kept
 from pathspace.models.running import LARGE
 from pathspace.models.values import has_values
 from pathspace.models.walk import REGISTERED, every_module

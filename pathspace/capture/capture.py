@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, InputTypeError, PathspaceError
 from ..models.inputs import arranged, check_inputs, ordinary
+from ..models.isolation import untouched
 from ..models.refusals import check_capturable, check_runs
-from ..models.restored_globals import untouched
 from ..models.values import has_values, with_numbers
 from ..models.walk import every_tensor
 from .aliasing import memory_of

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import PathspaceError
 from ..models.inputs import Inputs, describe_inputs, ordinary
-from ..models.restored_globals import untouched
+from ..models.isolation import untouched
 from ..models.values import with_numbers
 from .capture import capture
 from .captured import Captured

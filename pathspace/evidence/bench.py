@@ -18,10 +18,10 @@ from ..errors import UnsupportedError
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
+from ..models.isolation import values_kept
 from ..models.modes import precision, without_eps
 from ..models.nested import mapped
 from ..models.refusals import check_runs
-from ..models.restored_globals import values_kept
 from ..models.running import LARGE, ForwardRun, cast, run_forward
 from ..models.stand_in import stand_in
 from ..models.walk import holders, tensors_of

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from ..errors import SEED, InputError, expect_arguments, expect_numbers
 from ..models.finite import check_finite
 from ..models.inputs import arranged, check_inputs, ordinary
+from ..models.isolation import untouched
 from ..models.nested import leaves
 from ..models.refusals import check_capturable, check_runs
-from ..models.restored_globals import untouched
 from ..models.running import cast
 from ..models.values import has_values, with_numbers
 from ..paths.basis import BasisPaths

@@ -38,14 +38,7 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file.
-
-    Attributes:
-        kind: its type, by its name in the format.
-        shape: its shape.
-        size: number of its bytes.
-        start: position of its first byte in the file (-1 in a file that is not written yet).
-    """
+    """A tensor in a file (``start`` is -1 in one that is not written yet)."""
 
     kind: str
     shape: tuple[int, ...]
@@ -85,11 +78,7 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> TensorFile:
-        """Read the header of a file, which the safetensors library accepts.
-
-        Raises:
-            InputError: the file does not exist or has another format.
-        """
+        """Read the header of a file, which the safetensors library accepts."""
         path = Path(path)
         try:
             with open(path, "rb") as file:
@@ -134,18 +123,7 @@ class TensorFile:
 
 
 def read_saved(path: str | os.PathLike[str], owner: str = "Reading tensors") -> Any:
-    """Read a file from ``safetensors``, ``numpy.save`` or ``torch.save``; code in it is not run.
-
-    Args:
-        path: the file; its suffix tells the format.
-        owner: what needs it, for the sentence.
-
-    Returns:
-        The saved object, for instance a dictionary of tensors.
-
-    Raises:
-        InputError: the path does not exist, is a folder, or is a file of another format.
-    """
+    """Read a file from ``safetensors``, ``numpy.save`` or ``torch.save``; code in it is not run."""
     file = existing_file(path, owner, "check the path")
     try:
         if file.suffix == ".npy":
@@ -171,10 +149,7 @@ def write(
     data: Callable[[str], Iterable[bytes | memoryview]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a file tensor by tensor; ``data`` yields a tensor's bytes in pieces, by its name.
-
-    Use :func:`pathspace.files.writing.replacing` to keep an old file until the new one is complete.
-    """
+    """Write a file tensor by tensor; ``data`` yields a tensor's bytes in pieces, by its name."""
     # readers expect every tensor aligned to its type, so the widest types come first
     order = sorted(entries, key=lambda name: (-entries[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

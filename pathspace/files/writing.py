@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import secrets
@@ -12,12 +11,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError
 
 from ..errors import InputError, InputTypeError
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STDOUT = "-"
+# what a format would say of the time or of the version that wrote it
+LEFT_OUT = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
+FORMATS = tuple(LEFT_OUT)
 
 
 def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
@@ -25,15 +31,6 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
 
     An empty sibling file is created and removed again; an existing file is not touched. ``-`` is
     standard output, ``None`` is nowhere.
-
-    Raises:
-        InputError: the folder is missing, a folder or device is named, or writing is not permitted.
-
-    Example:
-        >>> ensure_writable("no-such-folder/masks.safetensors")  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
     """
     for path in paths:
         if path is not None and path != STDOUT:
@@ -43,14 +40,7 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
 def expect_outputs(
     owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None
 ) -> None:
-    """Fail before any work if what a command writes cannot be delivered as asked.
-
-    Args:
-        owner: the command, for the sentence.
-        output: where its main result goes; ``None`` is nowhere, ``-`` is standard output.
-        suffixes: endings that ``output`` may have; none stands for any.
-        *others: where its other results go.
-    """
+    """Fail before any work if what a command writes cannot be delivered as asked."""
     given = [path for path in (output, *others) if path is not None]
     places = [STDOUT if path == STDOUT else os.path.realpath(path) for path in given]
     twice = next((place for place in places if places.count(place) > 1), None)
@@ -94,9 +84,7 @@ def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[s
 
 @contextmanager
 def delivering(path: str, suffix: str) -> Iterator[Path]:
-    """Yield a file that becomes ``path`` (see :func:`replacing`) when the body succeeds; for ``-``
-    its bytes go to standard output.
-    """
+    """Yield a file that becomes ``path`` when the body succeeds; ``-`` is standard output."""
     if path != STDOUT:
         with replacing(path) as temporary:
             yield temporary
@@ -110,14 +98,7 @@ def delivering(path: str, suffix: str) -> Iterator[Path]:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create a folder, its parents included, unless it is there already.
-
-    Example:
-        >>> make_folder("/dev/null/runs")
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
-    """  # noqa: E501
+    """Create a folder, its parents included, unless it is there already."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -141,18 +122,6 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
         path: the file to create or replace.
         alone: nobody else writes this file: a link is replaced, not followed, and what killed runs
             left beside it is removed.
-
-    Raises:
-        InputError: the folder is missing, a folder or device is named, writing is not
-            permitted, or the disk is full.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with replacing(Path(folder) / "graph.json") as temporary:
-        ...         _ = temporary.write_text("{}")
-        ...     [file.name for file in Path(folder).iterdir()]
-        ['graph.json']
     """
     destination = _destination(path, follow=not alone)
     temporary = _create_sibling(path, destination)
@@ -175,9 +144,7 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
 
 
 def write_text(text: str, path: str | None) -> None:
-    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard
-    output, ``None`` is nowhere.
-    """
+    """Write a text and a line end; ``-`` is standard output, ``None`` is nowhere."""
     if path == STDOUT:
         print(text)
     elif path is not None:
@@ -185,19 +152,27 @@ def write_text(text: str, path: str | None) -> None:
             temporary.write_text(text + "\n", encoding="utf-8")
 
 
+def save_picture(
+    figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["figure"] = "figure"
+) -> Path:
+    """Write a figure in the format of the suffix (``.svg``, ``.png``, ``.pdf``), without a date."""
+    import matplotlib
+
+    expect_suffix(path, "save_picture", FORMATS)
+    suffix = Path(path).suffix.lower()
+    # (names of parts of an SVG are random without a salt)
+    with matplotlib.rc_context({"svg.hashsalt": "pathspace"}), replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format=suffix[1:], metadata=LEFT_OUT[suffix])
+    return Path(path)
+
+
 def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
-    """Return the real file behind ``path``, links followed or not, after every check that needs no
-    writing.
-    """
+    """The real file behind ``path``, after every check that needs no writing."""
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
             f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
         )
     text = os.fspath(path)
-    if not text.strip():
-        raise InputError(
-            f"Cannot write {text!r}: it names no file; give a path such as result.json."
-        )
     if text.endswith(os.sep):
         raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
     try:
@@ -239,8 +214,6 @@ def _mark(destination: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "no space is left on the disk"
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + " ".join(text[1:].split())
 

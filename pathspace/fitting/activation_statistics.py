@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
 from ..gauge.moves import moved
 from ..graph.structure import Structure
@@ -24,7 +24,7 @@ from ..models.isolation import quiet
 from ..models.modes import InDouble
 from ..models.running import cast, computing_in
 from .calibration import Calibrated
-from .largest_entries import Logs
+from .convex import Logs
 
 # range of the log-scales that identify units
 LOWEST, HIGHEST = 0.5, 2.0
@@ -62,28 +62,17 @@ class Record(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, own: Iterable[Tensor], model: nn.Module | None = None) -> None:
+    def __init__(self, own: Iterable[Tensor], running: ModuleTracker) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.own = {tensor.untyped_storage()._cdata for tensor in own}
         self.values: list[Tensor] = []
         self.keys: list[Key] = []
         self._times: Counter[tuple[str, str, tuple[int, ...]]] = Counter()
-        self._inside, self._hooks, self.model = [""], ExitStack(), model
+        self._running = running
 
-    def __enter__(self) -> Record:
-        for name, module in () if self.model is None else self.model.named_modules():
-            before = module.register_forward_pre_hook(lambda *_, n=name: self._inside.append(n))
-            after = module.register_forward_hook(
-                lambda *_: (self._inside.pop(), None)[1], always_call=True
-            )
-            self._hooks.callback(before.remove)
-            self._hooks.callback(after.remove)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self._hooks.close()
+    def _module(self) -> str:
+        """The innermost module that runs (the tracker's names begin with the model's class)."""
+        return max(self._running.parents - {"Global"}, key=len, default="").partition(".")[2]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -98,7 +87,7 @@ class Record(TorchDispatchMode):
                 continue
             if name.endswith("_") or leaf.untyped_storage()._cdata not in known:
                 self.values.append(leaf.detach().clone())
-                what = (self._inside[-1], name, tuple(leaf.shape))
+                what = (self._module(), name, tuple(leaf.shape))
                 self.keys.append((*what, self._times[what]))
                 self._times[what] += 1
         return result
@@ -130,13 +119,20 @@ def activation_sizes(
         batch, runs = cast(batch, torch.float64), []
         # (both runs draw the same random numbers, and perform the same operations)
         for given in (wide, other):
-            record = Record(given.values(), model)
-            with quiet(), computing_in(torch.float64), InDouble(), record:
+            with (
+                quiet(),
+                computing_in(torch.float64),
+                InDouble(),
+                ModuleTracker() as running,
+                Record(given.values(), running) as record,
+            ):
                 calibrated.outputs(batch, given)
             runs.append(record)
         for key, a, b in zip(runs[0].keys, runs[0].values, runs[1].values, strict=True):
             if key not in left_out and a.shape == b.shape:
-                sizes, place = _places(a.cpu(), b.cpu(), table, near, modules[key[0]])
+                sizes, place = _places(
+                    a.cpu(), b.cpu(), table, near, modules.get(key[0], modules[""])
+                )
                 largest.scatter_reduce_(0, place, sizes, "amax")
                 square.index_add_(0, place, sizes.square())
                 count.index_add_(0, place, torch.ones_like(sizes))

@@ -50,8 +50,6 @@ class Calibrated:
             for one in _several(batches)
         ]
         self.batches = [batch for batch in given if not _is_empty(batch)]
-        if not given:
-            raise InputError("calibration holds no batch, expected one at least.")
         if not self.batches:
             raise InputError(
                 f"calibration holds no sample in {len(given)} batches, expected one at least; pass"
@@ -93,14 +91,12 @@ class Calibrated:
             ]
 
     @cached_property
-    def totals(self) -> list[tuple[float, int]]:
-        """Energy of each output on all batches, and how many rows it has."""
-        found = [(0.0, 0)] * max(map(len, self.reference))
+    def totals(self) -> list[float]:
+        """Energy of each output on all batches."""
+        found = [0.0] * max(map(len, self.reference))
         for outputs in self.reference:
             for place, out in enumerate(outputs):
-                energy = float(torch.where(out.isfinite(), out, 0).double().square().sum())
-                rows = out.numel() // max(out.shape[-1] if out.dim() else 1, 1)
-                found[place] = (found[place][0] + energy, found[place][1] + rows)
+                found[place] += float(torch.where(out.isfinite(), out, 0).double().square().sum())
         return found
 
     @torch.no_grad()
@@ -114,18 +110,17 @@ class Calibrated:
                 count = _samples(wanted)
                 parts = [
                     _change(old.double().cpu(), new.double().cpu(), count, energy / samples)
-                    for (old, new), (energy, _) in zip(pairs, self.totals, strict=False)
+                    for (old, new), energy in zip(pairs, self.totals, strict=False)
                 ]
                 found.append(torch.stack(parts).mean(0))
         return torch.cat(found)
 
     @cache  # noqa: B019  (it lives as long as its model)
-    def sensitivity(self, draws: int = 4, fisher: bool = False) -> dict[str, Tensor]:
+    def sensitivity(self, draws: int = 4) -> dict[str, Tensor]:
         """``sum over samples of |df/dw|^2`` of every parameter, over the energy of the outputs.
 
-        Backward passes with random signs estimate the sum without bias. With ``fisher`` the outputs
-        are logits, and cotangents those of the log-probability of a class drawn from them. Outputs
-        without a gradient are differentiated as if the model did not detach them.
+        Backward passes with random signs estimate the sum without bias. Outputs without a gradient
+        are differentiated as if the model did not detach them.
         """
         generator = torch.Generator().manual_seed(0)
         total = {
@@ -138,7 +133,7 @@ class Calibrated:
                 outputs = self._differentiable(batch, own)
                 for draw in range(draws if outputs else 0):
                     cotangents = [
-                        cotangent(out.detach(), fisher, generator, *self.totals[place])
+                        cotangent(out.detach(), generator, self.totals[place])
                         for place, out in outputs.items()
                     ]
                     again = draw + 1 < draws
@@ -190,18 +185,8 @@ def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
     return change / energy if energy > 0 else change
 
 
-def cotangent(
-    out: Tensor, fisher: bool, generator: torch.Generator, energy: float, rows: int
-) -> Tensor:
+def cotangent(out: Tensor, generator: torch.Generator, energy: float) -> Tensor:
     """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
-    if fisher:
-        chances = out.float().softmax(-1)
-        flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)
-        drawn = (
-            torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
-        )
-        score = torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances
-        return (score / math.sqrt(max(rows, 1))).to(out.dtype)
     signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
     return (signs / max(math.sqrt(energy), 1e-30)).to(out)
 

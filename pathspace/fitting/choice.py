@@ -22,8 +22,7 @@ from ..graph.structure import LOG_2, Structure
 from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .basis_choice import ChosenBasis, choose_basis
-from .convex import Programme, minimise_convex
-from .largest_entries import Logs, Peaks
+from .convex import Logs, Peaks, Programme, minimise_convex
 from .objectives import Balance, Noise, Objective, running_variances
 
 # no unit is rescaled by more than this factor, unless it is asked for
@@ -90,13 +89,6 @@ class Gauge(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What is computed from it is an ordinary tensor."""
         return Tensor.__torch_function__(func, (), args, kwargs)  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def of(cls, phi: Tensor, certificate: GaugeCertificate) -> Gauge:
-        """Log-scales with their certificate."""
-        gauge = phi.detach().as_subclass(cls)
-        gauge.certificate = certificate
-        return gauge
 
     @property
     def phi(self) -> Tensor:
@@ -206,32 +198,29 @@ def choose_gauge(
     if isinstance(objective, Balance):
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:
+        known = isinstance(objective, Objective)
         programme = _programme(model, graph, objective, calibration, exact)
-        floor = _floor(model, graph, programme.scales.basis)
-        found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
-        basis, point, value = programme.scales.basis, found.phi, programme.value
+        floor = _floor(model, graph, programme.peaks.scales.basis)
+        point, before, after, bound, spent = minimise_convex(
+            programme, math.log(limit), tolerance, steps, floor
+        )
+        basis, value = programme.peaks.scales.basis, programme.value
         certificate = GaugeCertificate(
-            objective=(
-                str(objective)
-                if hasattr(objective, "programme")
-                else getattr(objective, "__name__", "a function")
-            ),
-            before=found.before,
-            after=found.value,
-            bound=(
-                found.bound
-                if hasattr(objective, "programme") or _is_convex(programme, point)
-                else -math.inf
-            ),
+            objective=str(objective) if known else getattr(objective, "__name__", "a function"),
+            before=before,
+            after=after,
+            bound=bound if known or _is_convex(programme, point) else -math.inf,
             limit=limit,
             at_limit=int((np.abs(point) > math.log(limit) * (1 - 1e-9)).sum()),
             powers_of_two=False,
-            steps=found.steps,
+            steps=spent,
         )
     if powers_of_two:
         point = np.round(point / LOG_2) * LOG_2
         certificate = replace(certificate, after=value(point), powers_of_two=True)
-    return Gauge.of(torch.from_numpy(basis @ point), certificate)
+    gauge = torch.from_numpy(basis @ point).as_subclass(Gauge)
+    gauge.certificate = certificate
+    return gauge
 
 
 def _balanced(
@@ -277,9 +266,8 @@ def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
 def _programme(
     model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool
 ) -> Programme:
-    if hasattr(objective, "programme"):
-        result: Programme = objective.programme(model, graph, calibration, exact)
-        return result
+    if isinstance(objective, Objective):
+        return objective.programme(model, graph, calibration, exact)
     if not callable(objective):
         raise InputTypeError(
             f"choose_gauge found an objective of type {type(objective).__name__}, expected one of"

@@ -25,7 +25,7 @@ from ..models.isolation import torch_kept
 from ..models.nested import mapped
 from ..models.running import distance, outputs
 from ..models.values import names_without_values
-from ..models.walk import has_hooks, module_at
+from ..models.walk import has_hooks
 
 # image sizes that are tried where no example inputs are given
 SIZES = (224, 32, 28, 64, 96, 128, 299)
@@ -172,15 +172,15 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
         )
     for number, name in enumerate(names):
-        put(twin, name, _Probe(number))
+        twin.set_submodule(name, _Probe(number))
     captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for number, name in enumerate(names):
-        clip: Any = module_at(result, name)
+        clip: Any = result.get_submodule(name)
         shapes = [_shape(ids, classes) for ids in marks.met.get(number, ())]
-        put(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
+        result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
     expect_same("lift_clips", model, result, inputs, by_name, WRITING)
@@ -192,7 +192,7 @@ def _names(model: nn.Module) -> list[str]:
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).forward in CLIPS and not has_hooks(module):
             owner, _, last = name.rpartition(".")
-            found.setdefault((id(module_at(model, owner)), last), name)
+            found.setdefault((id(model.get_submodule(owner)), last), name)
     return list(found.values())
 
 
@@ -224,12 +224,6 @@ def expect_same(
                 f"{owner} changed the outputs by {far:.1e} of the largest, expected the same"
                 f" function: {reason}."
             )
-
-
-def put(model: nn.Module, name: str, new: nn.Module) -> None:
-    """Put a module in the place of another."""
-    owner, _, last = name.rpartition(".")
-    setattr(module_at(model, owner), last, new)
 
 
 def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:

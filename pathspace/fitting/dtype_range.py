@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.sparse import csc_array, vstack
 from torch import Tensor, nn
+from torch.utils.module_tracker import ModuleTracker
 
 from ..errors import InputError, expect_arguments, expect_numbers
 from ..gauge.balance import balancing
@@ -132,9 +133,6 @@ def fit_dtype(
         dtype: the type.
         headroom: factor between the largest values and the limit of the type.
 
-    Returns:
-        The rescaled copy in its own type, and a table.
-
     Raises:
         InputError: no floating point type, or the model does not run on ``x``.
 
@@ -158,10 +156,11 @@ def fit_dtype(
     held = Calibrated(model, x)
     args, kwargs = held.batches[0]
     graph = trace(model, *args, kwargs=kwargs)
+    most = ROUNDINGS * torch.finfo(dtype).eps
     error, wide = _error(held, model, dtype)
     before = activation_sizes(graph, held, exact=False, left_out=wide)
     tensors, zero = _tensors(model), torch.zeros(graph.num_units, dtype=torch.float64)
-    started = _within(before, tensors, dtype, headroom) and not error > _promise(dtype)
+    started = _within(before, tensors, dtype, headroom) and not error > most
     best = _Try(safe_deepcopy(model), zero, before, started, error)
     for phi in () if started else _candidates(model, graph, before, dtype, headroom):
         if torch.equal(phi, best.phi):
@@ -172,12 +171,14 @@ def fit_dtype(
             # (scales beyond the model's own type)
             continue
         again = Calibrated(moved, [kwargs or args for args, kwargs in held.batches])
-        if _drift(held, again) > MOVED:
+        with quiet(), torch.no_grad():
+            drift = max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)
+        if drift > MOVED:
             # (a norm whose variance comes near its eps)
             continue
         found = _error(held, moved, dtype)[0]
         sizes = activation_sizes(graph, again, exact=False, left_out=wide)
-        fit = _within(sizes, _tensors(moved), dtype, headroom) and not found > _promise(dtype)
+        fit = _within(sizes, _tensors(moved), dtype, headroom) and not found > most
         if fit or found < best.error / 2:
             best = _Try(moved, phi, sizes, fit, found)
         if fit:
@@ -203,10 +204,6 @@ class _Try(NamedTuple):
     sizes: Sizes
     fits: bool
     error: float
-
-
-def _promise(dtype: torch.dtype) -> float:
-    return ROUNDINGS * torch.finfo(dtype).eps
 
 
 def _candidates(
@@ -326,9 +323,13 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
         with quiet():
             wanted = held.outputs(batch, {})
         args, kwargs = cast(batch, dtype)
-        record = Record(_tensors(small).values(), small)
         try:
-            with quiet(), computing_in(dtype), record:
+            with (
+                quiet(),
+                computing_in(dtype),
+                ModuleTracker() as running,
+                Record(_tensors(small).values(), running) as record,
+            ):
                 found = evaluate(small, {}, args, kwargs)
         except Exception:
             return math.nan, frozenset()
@@ -336,9 +337,3 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[floa
         wide |= {k for k, v in zip(record.keys, record.values, strict=True) if v.itemsize > size}
         worst = max(worst, distance(real_leaves(found), wanted))
     return worst, frozenset(wide)
-
-
-@torch.no_grad()
-def _drift(held: Calibrated, again: Calibrated) -> float:
-    with quiet():
-        return max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputTypeError, expect_arguments, expect_numbers
+from ..errors import expect_arguments, expect_numbers
 from ..gauge.moves import moved
 from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
@@ -82,7 +81,6 @@ def equalise(
     calibration: Any = None,
     *,
     trials: int | None = None,
-    gauges: Sequence[Gauge] | None = None,
 ) -> Equalised:
     """Rescale a model so that its outputs change as little as possible when its weights
     are rounded to a few bits.
@@ -105,11 +103,6 @@ def equalise(
             random inputs by default.
         trials: how often the model is run to search near the best gauge; 80 times by default, and
             less for more than 27 million weights (16 for 135 million).
-        gauges: those to begin with, as an earlier call found them (:attr:`Equalised.gauges`) for
-            this model and these batches: they are the same for any number of bits.
-
-    Returns:
-        The rescaled copy, and what it gains.
 
     Raises:
         InputError: bits or granularity make no sense, or the model does not run on the batches.
@@ -129,27 +122,14 @@ def equalise(
     expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
     expect_numbers("equalise", "a whole number from 0 to 1,000,000", or_none=True, trials=trials)
-    if gauges is not None and not (
-        isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)
-    ):
-        raise InputTypeError(
-            f"equalise found a {type(gauges).__name__} as its gauges, expected those of an earlier"
-            " call, found.gauges."
-        )
     random = calibration is None
     held = calibrated(model, graph, calibration)
-    if random:
-        warnings.warn(
-            "equalise found no calibration batches and makes up random ones, which say little about"
-            " real data; pass calibration=.",
-            stacklevel=2,
-        )
     rounded = Rounded(model, graph, bits, per)
     if trials is None:
         trials = min(TRIALS, math.ceil(WORK / max(graph.num_weights, 1)))
     # (the noise is predicted to first order only: the other granularity is tried as well)
     kinds = (per, "channel" if per == "tensor" else "tensor")
-    gauges = tuple(gauges or ()) or tuple(
+    gauges = tuple(
         choose_gauge(model, graph, Noise(bits, kind), held, tolerance=ENOUGH, steps=SEARCH)
         for kind in kinds
     )
@@ -226,14 +206,13 @@ def searched(
     phi: Tensor,
     noise: Callable[[dict[str, Tensor]], float],
     trials: int,
-    seed: int = 0,
 ) -> Tensor:
     """A gauge near ``phi`` in which the errors of rounded weights cancel better.
 
     Rounding errors behave like random numbers, which a small change of a scale draws again: each
     trial moves the output units of one tensor at random, and is kept if the noise falls.
     """
-    groups, generator = rounded.groups(), torch.Generator().manual_seed(seed)
+    groups, generator = rounded.groups(), torch.Generator().manual_seed(0)
     if not groups or trials < 1:
         return phi
     least, order = noise(rounded.at(phi)), list(range(len(groups)))

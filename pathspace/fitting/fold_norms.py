@@ -19,8 +19,8 @@ from ..errors import InputError, expect_arguments
 from ..inference.registry import operation_name
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
-from ..models.walk import has_hooks, module_at
-from .clips import capture_examples, expect_same, put
+from ..models.walk import has_hooks
+from .clips import capture_examples, expect_same
 
 # first arguments of all of them: input, weight, bias, running mean, running variance
 NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
@@ -76,8 +76,8 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         )
     result = safe_deepcopy(model)
     for layer, norm in pairs:
-        _fold(module_at(result, layer), module_at(result, norm))
-        put(result, norm, nn.Identity())
+        _fold(result.get_submodule(layer), result.get_submodule(norm))
+        result.set_submodule(norm, nn.Identity())
     expect_same("fold_norms", model, result, args, kwargs, FOLDING)
     return result
 
@@ -137,6 +137,8 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     flat = isinstance(value, Tensor) and value.dim() == rank
     # (computed weights are no parameters, and hooks are left out with their norm)
     flat = flat and not is_parametrized(layer) and not has_hooks(norm)
+    # (torch folds no groups of transposed convolutions)
+    flat = flat and not (isinstance(layer, _ConvTransposeNd) and layer.groups > 1)
     fixed = not norm.training and norm.running_var is not None
     known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     return flat and fixed and type(norm).forward in known
@@ -147,14 +149,9 @@ def _fold(layer: nn.Module, norm: nn.Module) -> None:
     assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None and norm.running_var is not None
     mean, var = norm.running_mean.double(), norm.running_var.double()
-    weight: Tensor = layer.weight
-    if isinstance(layer, _ConvTransposeNd):
-        # rows are inputs, group by group
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    turned = isinstance(layer, _ConvTransposeNd)
     weight, bias = fuse_conv_bn_weights(
-        weight, layer.bias, mean, var, norm.eps, norm.weight, norm.bias
+        layer.weight, layer.bias, mean, var, norm.eps, norm.weight, norm.bias, transpose=turned
     )
-    if isinstance(layer, _ConvTransposeNd):
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
     layer.weight.copy_(weight)
     layer.bias = nn.Parameter(bias.detach(), requires_grad=layer.weight.requires_grad)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import COUNT, InputError, expect_numbers
+from ..errors import InputError, expect_numbers
 from ..gauge.pairs import MatrixLayout, at
 from ..graph.parts import Statistic
 from ..graph.structure import Structure
@@ -19,26 +19,11 @@ from ..models.inputs import made_up
 from ..paths.norms import path_sensitivity
 from .activation_statistics import activation_sizes
 from .calibration import Calibrated
-from .convex import Programme
-from .largest_entries import Logs, Peaks
+from .convex import Logs, Peaks, Programme
 from .quantise import check_format, weight_axes
 
 # what the logarithm of every weight costs, in passes over all of them
 PASSES = 4
-
-
-class Objective(Protocol):
-    """An objective that :func:`pathspace.choose_gauge` minimises."""
-
-    def programme(
-        self,
-        model: nn.Module,
-        graph: Structure,
-        calibration: Any = None,
-        exact: bool = True,
-    ) -> Programme:
-        """The function of the log-scales, for a model as it stands."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,30 +51,16 @@ class Noise:
         activations: for feature spaces, bits of what is multiplied by the weights, with one step
             for each row (token).
         per: one step for each ``"tensor"`` or ``"channel"``.
-        weights: ``s_e`` is the ``"outputs"``' sensitivity, or the ``"fisher"`` information of
-            classes drawn from them.
-        draws: backward passes for each calibration batch.
     """
 
     bits: int | None = 8
     per: str = "tensor"
-    weights: str = "outputs"
-    draws: int = 4
     activations: int | None = None
-
-    def check(self) -> None:
-        """Refuse what no graph and no spaces can be asked for."""
-        if self.weights not in ("outputs", "fisher"):
-            raise InputError(
-                f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'."
-            )
-        expect_numbers("Noise", COUNT, draws=self.draws)
 
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
-        self.check()
+        """The function of the log-scales; without calibration, on inputs made up."""
         if self.bits is None or self.activations is not None:
             raise InputError(
                 f"Noise found bits={self.bits} and activations={self.activations} for a graph,"
@@ -98,8 +69,7 @@ class Noise:
             )
         check_format(self.bits, self.per)
         held = calibrated(model, graph, calibration)
-        felt = held.sensitivity(self.draws, self.weights == "fisher")
-        peaks = weight_peaks(model, graph, exact, self.per, felt)
+        peaks = weight_peaks(model, graph, exact, self.per, held.sensitivity())
         step = -math.log(12 * (2 ** (self.bits - 1) - 1) ** 2)
         return Programme(
             peaks, lambda top, logs: torch.logsumexp(2 * top + peaks.sums(logs, -2.0), 0) + step
@@ -128,7 +98,7 @@ class Range:
         calibration: Any = None,  # noqa: ARG002
         exact: bool = True,
     ) -> Programme:
-        """See :class:`Objective`."""
+        """The function of the log-scales."""
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per)
         levels = math.log(2 ** (self.bits - 1) - 1)
@@ -168,7 +138,7 @@ class ActivationRange:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
+        """The function of the log-scales; without calibration, on inputs made up."""
         if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise InputError(
                 f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16."
@@ -217,7 +187,7 @@ class Smooth:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`; without calibration, on inputs made up."""
+        """The function of the log-scales; without calibration, on inputs made up."""
         expect_numbers("Smooth", "a number between 0 and 1", alpha=self.alpha)
         sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         peaks = weight_peaks(model, graph, exact, "tail")
@@ -263,7 +233,7 @@ class Conditioning:
     def programme(
         self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """See :class:`Objective`."""
+        """The function of the log-scales."""
         if calibration is None:
             own = {name: p for name, p in model.named_parameters() if name in graph.index}
             felt: Mapping[str, Tensor] = path_sensitivity(graph, own)
@@ -292,6 +262,9 @@ class Conditioning:
         return Programme(Peaks(peaks.scales), total)
 
 
+Objective = Noise | Range | ActivationRange | Smooth | Conditioning
+
+
 def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:
     """A model with its calibration batches, or with inputs made up."""
     if isinstance(calibration, Calibrated):
@@ -309,18 +282,12 @@ def weight_peaks(
     felt: Mapping[str, Tensor] | None = None,
     axes: Mapping[str, int] | None = None,
 ) -> Peaks:
-    """Largest entries of the weights that are quantised and moved, by tensor, channel or tail;
-    ``felt`` are weights of their squares.
-    """
-    peaks, parameters = Peaks(Logs(graph, exact)), dict(model.named_parameters())
+    """Largest entries of the quantised weights that move; ``felt`` are weights of their squares."""
+    peaks = Peaks(Logs(graph, exact))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
     for block in graph.blocks:
         name = block.name
-        if name not in parameters:
-            raise InputError(
-                f"The reduction graph has a parameter {name!r} that {type(model).__name__} lacks,"
-                " expected the traced model or a copy of it."
-            )
         # (of a shifted tensor not the tensor scales, but its sum with a constant)
         if name not in axes or name in graph.shifts:
             continue

@@ -117,9 +117,6 @@ def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
     return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
 
 
-# --- configurations of other tools
-
-
 def _left_out(
     graph: Structure,
     owners: tuple[str, ...],

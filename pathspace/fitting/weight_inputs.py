@@ -27,12 +27,7 @@ Look = Callable[[str, int, Tensor], Tensor]
 
 
 class WeightInputs(TorchFunctionMode):
-    """Show the input of every product with a weight, and multiply what is returned.
-
-    Args:
-        tensors: the weights by name, as the model holds them while it runs.
-        look: called with each input.
-    """
+    """Show ``look`` the input of every product with a weight, and multiply what it returns."""
 
     def __init__(self, tensors: Mapping[str, Tensor], look: Look) -> None:
         super().__init__()

@@ -77,9 +77,6 @@ def balancing(
         p: which norm.
         tolerance: largest relative difference of the two sides.
 
-    Returns:
-        The log-scales, both norms, and the units that do not change.
-
     Raises:
         InputError: ``p`` is not positive, the model was never traced or lacks a parameter, weights
             are not finite, or the norms differ by more than ``tolerance`` after 500 steps.
@@ -129,20 +126,8 @@ def balance_(
 
     Units without a minimum keep their scale: those that no weight leaves (a normalisation follows)
     or enters. :func:`balancing` lists them with the reason. Units that are free only at ``eps = 0``
-    change too if another weight leaves them (see :func:`pathspace.rescale_`).
-
-    Args:
-        model: the model whose parameters ``graph`` holds, or a copy of it.
-        graph: its reduction graph.
-        p: which norm.
-        tolerance: largest relative difference of the two sides.
-        optimizer: see :func:`pathspace.rescale_`.
-
-    Returns:
-        The model.
-
-    Raises:
-        InputError: see :func:`balancing`.
+    change too if another weight leaves them. Arguments and errors are those of :func:`balancing`;
+    for ``optimizer`` see :func:`pathspace.rescale_`.
 
     Example:
         >>> import torch, pathspace as ps

@@ -4,7 +4,7 @@ are matrix-vector products.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -219,9 +219,33 @@ class Pairs:
             total += float(by_row.sum())
         return (*self.to_units(*sums.numpy()), total)
 
-    def curvature(self, phi: np.ndarray) -> Curvature:
-        """The second derivative at ``phi``, as a linear operator."""
-        return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
+    def curvature(self, phi: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """The second derivative at ``phi``, as a linear map."""
+        factors = self._logs(phi - self.origin).mul_(self.p)
+        parts = []
+        for table in self.tables:
+            up, down = (ends.exp() for ends in table.ends(factors))
+            sums = up * table.by_row(down), down * table.by_column(up)
+            parts.append((table, up, down, *sums))
+
+        def applied(direction: np.ndarray) -> np.ndarray:
+            logs = self._logs(direction)
+            result = torch.zeros(len(logs), dtype=torch.float64)
+            for table, up, down, by_row, by_column in parts:
+                across, along = table.ends(logs)
+                rows = by_row * across + up * table.by_row(down * along)
+                columns = by_column * along + down * table.by_column(up * across)
+                for ids, values in (
+                    (table.head, rows),
+                    (table.side, -rows),
+                    (table.tail, -columns),
+                ):
+                    result.index_add_(0, ids.abs(), values * ids.sign())
+            entering, leaving = self.to_units(result.numpy(), np.zeros(len(logs)))
+            out: np.ndarray = entering - leaving
+            return out
+
+        return applied
 
     def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sums by unit: that of a product counts for each of its factors."""
@@ -261,28 +285,3 @@ class Pairs:
         ones.origin = np.zeros_like(self.origin)
         entering, leaving, _ = ones.sides(ones.origin)
         return entering, leaving
-
-
-class Curvature:
-    """``A^T diag(value) A`` at ``p`` times the log-scales of all ids."""
-
-    def __init__(self, pairs: Pairs, factors: Tensor) -> None:
-        self.pairs = pairs
-        self._parts = []
-        for table in pairs.tables:
-            up, down = (ends.exp() for ends in table.ends(factors))
-            sums = up * table.by_row(down), down * table.by_column(up)
-            self._parts.append((table, up, down, *sums))
-
-    def __matmul__(self, direction: np.ndarray) -> np.ndarray:
-        logs = self.pairs._logs(direction)
-        result = torch.zeros(len(logs), dtype=torch.float64)
-        for table, up, down, by_row, by_column in self._parts:
-            across, along = table.ends(logs)
-            rows = by_row * across + up * table.by_row(down * along)
-            columns = by_column * along + down * table.by_column(up * across)
-            for ids, values in ((table.head, rows), (table.side, -rows), (table.tail, -columns)):
-                result.index_add_(0, ids.abs(), values * ids.sign())
-        entering, leaving = self.pairs.to_units(result.numpy(), np.zeros(len(logs)))
-        out: np.ndarray = entering - leaving
-        return out

@@ -4,12 +4,13 @@ in the units' log-scales.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InputError
-from .pairs import Curvature, Pairs
+from .pairs import Pairs
 
 STEPS = 500
 INNER = 400
@@ -56,15 +57,8 @@ def minimise(
             phi = phi + np.where(free, separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
         curvature = pairs.curvature(phi)
         found = total - p * float(tilt @ phi)
-        # the step that is exact for each unit alone, at any distance; if it does not lower
-        # the value, Newton's step
-        for wanted in (np.arctanh(np.clip(uneven, -1 + 1e-9, 1 - 1e-9)) * scale, gradient):
-            direction = _solve(
-                curvature, -wanted / p, scale, free, min(0.1, float(np.abs(uneven).max()))
-            )
-            slope = p * float(gradient @ direction)
-            if slope < 0:
-                break
+        direction = _solve(curvature, -gradient / p, scale, free, min(0.1, worst))
+        slope = p * float(gradient @ direction)
         direction *= min(1.0, LARGEST_STEP / max(float(np.abs(direction).max(initial=0.0)), 1e-300))
         for _ in range(40):
             entering, leaving, total = pairs.sides(phi + direction)
@@ -92,7 +86,11 @@ def separate(entering: np.ndarray, leaving: np.ndarray, tilt: np.ndarray) -> np.
 
 
 def _solve(
-    curvature: Curvature, right: np.ndarray, scale: np.ndarray, free: np.ndarray, accuracy: float
+    curvature: Callable[[np.ndarray], np.ndarray],
+    right: np.ndarray,
+    scale: np.ndarray,
+    free: np.ndarray,
+    accuracy: float,
 ) -> np.ndarray:
     """Conjugate gradients for ``curvature x = right``, to a relative ``accuracy``."""
     from scipy.sparse.linalg import LinearOperator, cg  # slow to import
@@ -102,7 +100,7 @@ def _solve(
         2 * right.shape,
     )
     found: np.ndarray = cg(
-        LinearOperator(shape, lambda x: np.where(free, curvature @ np.ravel(x), 0.0)),
+        LinearOperator(shape, lambda x: np.where(free, curvature(np.ravel(x)), 0.0)),
         np.where(free, right, 0.0),
         rtol=accuracy,
         maxiter=INNER,

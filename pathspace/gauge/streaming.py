@@ -5,7 +5,6 @@ changed and written in pieces.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +27,8 @@ from .moves import move_
 from .pairs import Pairs, Table
 from .programme import Minimum, minimise
 
-# largest number of scalars between units that are kept in memory, where
-# Newton's method needs few steps
-IN_MEMORY = 1 << 23
-EXACT, CLOSE = 1e-12, 1e-3
+# the default tolerance up to so many scalars between units, and for more
+FEW, EXACT, CLOSE = 1 << 23, 1e-12, 1e-3
 ROUNDS = 200
 APPROXIMATE = "its scale is free at eps = 0 only"
 
@@ -193,10 +190,7 @@ class _Sums(Table):
 
 
 class StreamedPairs(Pairs):
-    """Sizes of weights that are read from a checkpoint whenever they are needed.
-
-    Where matrices between units are too large for the memory, :class:`_Sums` take their place.
-    """
+    """Sizes that are read from a checkpoint when they are needed, the large ones as sums."""
 
     def __init__(
         self,
@@ -205,7 +199,7 @@ class StreamedPairs(Pairs):
         checkpoint: Checkpoint,
         tensors: Iterable[_Held],
         kept: np.ndarray,
-        tolerance: float,
+        tolerance: float | None,
     ) -> None:
         self.graph, self.p, self.places = graph, p, checkpoint.places()
         root = torch.zeros(graph.expand.shape[0], dtype=torch.bool)
@@ -220,9 +214,9 @@ class StreamedPairs(Pairs):
             for keys, name, (head, tail, unused) in tensors
         ]
         self.between = [held for held in self.tensors if _between(*held.numbers[:2])]
-        large = sum(math.prod(self._entry(held).shape) for held in self.between)
-        self.in_memory = large <= IN_MEMORY
-        self.wide = self.in_memory or p > 2 or tolerance < CLOSE
+        between = sum(math.prod(self._entry(held).shape) for held in self.between)
+        self.tolerance = tolerance or (EXACT if between <= FEW else CLOSE)
+        self.wide = p > 2 or self.tolerance < CLOSE
         self._lay_out(self._values(self.tensors))
 
     def _entry(self, held: _Held) -> StoredTensor:
@@ -244,8 +238,8 @@ class StreamedPairs(Pairs):
                 yield value, _cut(head, place), _cut(tail, place)
 
     def held(self, table: Table) -> Table:
-        """The table, or its sums."""
-        if self.in_memory or 1 in table.sizes.shape:
+        """A table of one row or column, or the sums of a larger one."""
+        if 1 in table.sizes.shape:
             table.sizes = table.sizes.double()
             return table
         up, down = (torch.zeros(size, dtype=torch.float64) for size in table.sizes.shape)
@@ -254,21 +248,23 @@ class StreamedPairs(Pairs):
     def whole(self) -> Iterator[Table]:
         """The tables, read again if they are not held."""
         yield from (table for table in self.tables if not isinstance(table, _Sums))
-        if not self.in_memory:
-            for one in self._values(self.between):
-                table = self.table(*one)
-                table.drop_loops()
-                if 1 not in table.sizes.shape:
-                    yield table
+        yield from self._large()
+
+    def _large(self) -> Iterator[Table]:
+        for one in self._values(self.between):
+            table = self.table(*one)
+            table.drop_loops()
+            if 1 not in table.sizes.shape:
+                yield table
 
     def move(self, phi: np.ndarray) -> None:
         """Measure the sums of all tables at ``phi``."""
         super()._rebase(phi)
         factors = self._logs(phi).mul_(self.p)
-        samples = iter([table.sample() for table in self.tables if isinstance(table, _Sums)])
+        sums = [table for table in self.tables if isinstance(table, _Sums)]
         held = [table for table in self.tables if not isinstance(table, _Sums)]
-        for table in itertools.islice(self.whole(), len(held), None):
-            held.append(_Sums(table, *table.ends(factors), next(samples)))
+        for old, table in zip(sums, self._large(), strict=True):
+            held.append(_Sums(table, *table.ends(factors), old.sample()))
         self.tables = held
 
 
@@ -299,14 +295,10 @@ def balance_files(
         destination: a file or a folder, like the source.
         p: exponent of the norm.
         tolerance: largest relative difference between the two sums, before any rounding of scales;
-            by default 1e-12 if the weights between units fit into memory, else 1e-3.
+            by default 1e-12 for up to 8 million weights between units, else 1e-3.
         exact: do not move units that are free only at ``eps = 0``, so that the function of the
             unchanged model is preserved; with ``False`` they move too, as under
             :func:`pathspace.balance_`.
-
-    Returns:
-        The applied log-scales, the norms, the remaining imbalance, and the
-        units that were not moved.
 
     Raises:
         InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite,
@@ -335,20 +327,16 @@ def balance_files(
     tensors = _located(graph, checkpoint, ends, "balance_files")
     kept = np.zeros(graph.num_units, bool)
     kept[graph.approximate - 1] = exact
-    pairs = StreamedPairs(graph, p, checkpoint, tensors, kept, tolerance or CLOSE)
+    pairs = StreamedPairs(graph, p, checkpoint, tensors, kept, tolerance)
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
     found = attained(pairs, {APPROXIMATE: np.flatnonzero(kept)})
-    if pairs.in_memory:
-        best = minimise(pairs, found.free, start, EXACT if tolerance is None else tolerance)
-    else:
-        best = _in_rounds(pairs, found.free, CLOSE if tolerance is None else tolerance)
+    best = _in_rounds(pairs, found.free)
     types = (pairs.places[key].entries[key].itemsize for held in tensors for key in held.keys)
     phi = best.phi
     if min(types, default=4) < 4:
         phi = np.round(phi / LOG_2) * LOG_2
-        if not pairs.in_memory:
-            pairs.move(phi)
+        pairs.move(phi)
         entering, leaving, after = pairs.sides(phi)
         best = Minimum(phi, after, _imbalance(entering, leaving, found.free), best.steps)
     rescale_files(graph, torch.from_numpy(phi), source, destination)
@@ -363,21 +351,21 @@ def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> f
     return float(np.abs(uneven).max(initial=0.0))
 
 
-def _in_rounds(pairs: StreamedPairs, free: np.ndarray, tolerance: float) -> Minimum:
-    """The minimum where matrices are read again in each round: that of their sums is nearly it."""
+def _in_rounds(pairs: StreamedPairs, free: np.ndarray) -> Minimum:
+    """The minimum, where matrices are read again in each round: that of their sums is nearly it."""
     phi, best, lowest = np.zeros(len(free)), np.zeros(len(free)), math.inf
     for step in range(ROUNDS):
         entering, leaving, total = pairs.sides(phi)
         worst = _imbalance(entering, leaving, free)
-        if worst <= tolerance:
+        if worst <= pairs.tolerance:
             return Minimum(phi, total, worst, step)
         if total > lowest * (1 + 1e-12):
             phi = (best + phi) / 2
         else:
             best, lowest = phi, total
-            phi = minimise(pairs, free, np.zeros(len(free)), tolerance / 10, phi).phi
+            phi = minimise(pairs, free, np.zeros(len(free)), pairs.tolerance / 10, phi).phi
         pairs.move(phi)
     raise InputError(
         f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
-        f" expected {tolerance:.0e}; pass a larger tolerance."
+        f" expected {pairs.tolerance:.0e}; pass a larger tolerance."
     )

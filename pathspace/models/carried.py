@@ -59,12 +59,7 @@ class Carried(nn.Module):
             raise InputError(f"Carried found calls={calls}, expected 2 or more.")
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """The other outputs of all calls, one list for each call.
-
-        Args:
-            *args: the model's inputs, with example states.
-            **kwargs: inputs by keyword.
-        """
+        """The other outputs of all calls, one list for each call."""
         given = inspect.signature(self.model.forward).bind(*args, **kwargs)
         for name in self.carried:
             given.arguments[name] = pytree.tree_map(_zeros, given.arguments.get(name))

@@ -1,4 +1,4 @@
-"""Copies of models: ``copy.deepcopy``, with tensors that are shared or replaced."""
+"""Copies of models: ``copy.deepcopy``, with tensors that are shared, replaced or cut apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import InputError, first_line
 from .values import has_values
-from .walk import REGISTERED, every_module, may_hold
+from .walk import REGISTERED, every_module, every_path, every_tensor, may_hold
 
 M = TypeVar("M", bound=nn.Module)
 # containers for which copy.deepcopy takes long, also where they are empty, as most hooks are
@@ -26,19 +26,12 @@ SLOW = (OrderedDict, set)
 def safe_deepcopy(
     model: M, share_tensors: bool = False, replaced: Mapping[int, Any] | None = None
 ) -> M:
-    """An independent copy of ``model``.
+    """An independent copy of ``model``, or one with the same tensors; objects whose ids are in
+    ``replaced`` have what stands there in their place.
 
     Tensors with a gradient history, which a forward pass can leave in a model
     (``torch.nn.utils.prune`` does), are detached. Hooks of objects with a true attribute
     ``stays_behind`` measure the model from outside, and are left out.
-
-    Args:
-        model: any module.
-        share_tensors: let the copy have the same tensors as the model, so that it costs no memory.
-        replaced: id of an object in the model -> what the copy has in its place.
-
-    Raises:
-        InputError: an object in the model cannot be copied.
     """
     memo = {**dict(_instead(model, share_tensors)), **(replaced or {})}
     observers = {}
@@ -116,3 +109,50 @@ def _tensor(value: Tensor, share: bool) -> Tensor | None:
     if not value.is_leaf:
         return value.detach() if share else value.detach().clone()
     return value if share else None
+
+
+def cut_ties(model: nn.Module) -> nn.Module:
+    """A copy with the same tensors, in which a parameter with several names has copies."""
+    twin = safe_deepcopy(model, share_tensors=True)
+    seen: set[int] = set()
+    for module in every_module(twin):
+        for key, parameter in module._parameters.items():
+            if id(parameter) in seen and parameter is not None:
+                own = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                module._parameters[key] = own
+            seen.add(id(parameter))
+    return twin
+
+
+@torch.no_grad()
+def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
+    """Write numbers into parameters; one with several names is cut where these differ."""
+    places = every_tensor(model, "_parameters")
+    names: dict[int, list[str]] = {}
+    for name, parameter in places.items():
+        names.setdefault(id(parameter), []).append(name)
+    modules = dict(every_path(model))
+    for alike in names.values():
+        first, *others = alike
+        parameter = places[first]
+        old = parameter.detach().clone() if others else parameter
+        for name in others:
+            own = new.get(name, old)
+            if not torch.equal(own, new.get(first, old)):
+                path, _, key = name.rpartition(".")
+                modules[path]._parameters[key] = nn.Parameter(own.clone(), parameter.requires_grad)
+                untie(model)
+        if first in new:
+            parameter.copy_(new[first])
+
+
+def untie(model: nn.Module) -> bool:
+    """Let configurations say that the tables at both ends differ; whether one said otherwise."""
+    changed = False
+    for module in every_module(model):
+        config = getattr(module, "config", None)
+        for one in (config, getattr(config, "text_config", None)):
+            if getattr(one, "tie_word_embeddings", False) is True:
+                one.tie_word_embeddings = False  # type: ignore[union-attr]
+                changed = True
+    return changed

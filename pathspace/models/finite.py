@@ -16,10 +16,6 @@ def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
 
     With ``masks``, minus infinity is what masks of attention are made of. Of sparse tensors the
     entries that they store count.
-
-    Example:
-        >>> count_nonfinite(torch.tensor([1.0, torch.nan, torch.inf]))
-        2
     """
     entries = tensor.detach()
     if entries.layout != torch.strided:
@@ -34,9 +30,7 @@ def count_nonfinite(tensor: Tensor, masks: bool = False) -> int:
 
 
 def check_finite(model: nn.Module, inputs: Any) -> None:
-    """Refuse weights and inputs that are not numbers; buffers and inputs may be masks,
-    with minus infinity in them.
-    """
+    """Refuse NaN and infinity in a model and its inputs; masks may hold minus infinity."""
     observers = {
         name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")
     }

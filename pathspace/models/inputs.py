@@ -13,10 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError, InputTypeError
-from .isolation import quiet
-from .nested import is_plain, leaves, mapped, real_leaves
-from .running import evaluate
-from .stand_in import stand_in
+from .nested import is_plain, leaves, mapped
 from .values import has_values
 
 # inputs of a list that are described
@@ -30,46 +27,21 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def arranged(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as ``forward`` takes them: a mapping as only input of a model with
-    keyword inputs is its keywords.
-
-    Example:
-        >>> import torch
-        >>> arranged(torch.nn.Linear(2, 2), ({"input": 3},))
-        ((), {'input': 3})
-        >>> arranged(torch.nn.Linear(2, 2), ({"x": 3},))
-        (({'x': 3},), {})
-    """
+    """Inputs as ``forward`` takes them: a mapping alone can stand for its keywords."""
     if kwargs is not None and not _by_name(kwargs):
         raise InputTypeError(
             f"kwargs is of type {type(kwargs).__name__}, expected a mapping from the names of"
             " inputs to inputs, such as kwargs=tokenizer(text, return_tensors='pt')."
         )
     args, named = tuple(args), dict(kwargs or {})
-    if len(args) == 1 and not named and _by_name(args[0]) and len(args[0]):
-        try:
-            _signature(model).bind(**dict(args[0]))
-        except (TypeError, ValueError):
-            return args, named
-        return (), dict(args[0])
-    return args, named
+    alone = len(args) == 1 and not named and _by_name(args[0]) and len(args[0])
+    return ((), dict(args[0])) if alone and takes(model, list(args[0])) else (args, named)
 
 
 def _by_name(value: Any) -> bool:
     """Whether a value is a mapping from names."""
     held = isinstance(value, Mapping) or (hasattr(value, "keys") and hasattr(value, "__getitem__"))
     return held and all(isinstance(key, str) for key in value.keys())  # noqa: SIM118 (not every mapping iterates)
-
-
-def _signature(model: Any) -> inspect.Signature:
-    """The signature of a model's forward, or of the only module in a wrapper
-    that passes everything on.
-    """
-    signature = inspect.signature(model.forward)
-    kinds = {parameter.kind for parameter in signature.parameters.values()}
-    passes_on = kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    children = list(model.children()) if passes_on else []
-    return _signature(children[0]) if len(children) == 1 else signature
 
 
 def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -91,24 +63,6 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "no inputs"
 
 
-def mistaken_input(args: Sequence[Any]) -> str:
-    """What a model, which failed on it, was given in place of tensors, and what to do; or ``""``.
-
-    Example:
-        >>> mistaken_input([(2, 8)])
-        'the shape (2, 8) in place of an input; pass torch.randn(2, 8)'
-    """
-    if len(args) != 1 or not isinstance(args[0], tuple | list) or not args[0]:
-        return ""
-    given = args[0]
-    if all(type(size) is int for size in given):
-        shape = ", ".join(map(str, given))
-        return f"the shape ({shape}) in place of an input; pass torch.randn({shape})"
-    if all(isinstance(value, Tensor) for value in given):
-        return f"a {type(given).__name__} of tensors; pass the tensors one by one"
-    return ""
-
-
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs of another kind or without samples."""
     name = type(model).__name__
@@ -127,9 +81,7 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def ordinary(inputs: Any) -> Any:
-    """Inputs that autograd can follow: those made in inference mode are copied, those
-    without values become zeros.
-    """
+    """Inputs that autograd can follow; those without values become zeros."""
 
     def one(tensor: Tensor) -> Tensor:
         if not has_values(tensor):
@@ -182,12 +134,7 @@ def batch_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def takes(model: nn.Module, names: Sequence[str]) -> bool:
-    """Whether ``forward`` can be called with inputs of these names.
-
-    Example:
-        >>> takes(nn.Linear(2, 2), ["input"]), takes(nn.Linear(2, 2), ["x"])
-        (True, False)
-    """
+    """Whether ``forward`` can be called with inputs of these names."""
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys(names))
     except (TypeError, ValueError):
@@ -195,46 +142,23 @@ def takes(model: nn.Module, names: Sequence[str]) -> bool:
     return True
 
 
-def made_up(
-    model: nn.Module, examples: Mapping[str, Any], seed: int = 0, finite: bool = True
-) -> list[Any]:
-    """Random inputs like examples, on which a copy of the model runs: normal numbers, and small
-    whole ones; with ``finite``, all outputs have to be real and finite.
-
-    Raises:
-        InputError: the model takes something else than tensors, or fails on what was made up.
-    """
-    refusal = InputError(
-        f"No random inputs can be made for {type(model).__name__}, expected calibration batches;"
-        " pass some."
-    )
+def made_up(model: nn.Module, examples: Mapping[str, Any]) -> list[Any]:
+    """Random inputs like examples: normal numbers, and whole ones that every embedding has."""
     if not examples or not all(isinstance(value, Tensor) for value in examples.values()):
-        raise refusal
-    generator = torch.Generator().manual_seed(seed)
+        raise InputError(
+            f"No random inputs can be made for {type(model).__name__}, expected calibration"
+            " batches; pass some."
+        )
+    generator = torch.Generator().manual_seed(0)
+    sizes = (part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding))
+    most = min(sizes, default=2)
 
-    def drawn(value: Tensor, most: int) -> Tensor:
+    def drawn(value: Tensor) -> Tensor:
         shape = tuple(value.shape)
         if value.is_floating_point():
             return torch.randn(shape, generator=generator).to(value.dtype)
         return torch.randint(0, most, shape, generator=generator).to(value.dtype)
 
-    twin = stand_in(model, share_tensors=False)
     by_name = takes(model, list(examples))
-    sizes = {part.num_embeddings for part in model.modules() if isinstance(part, nn.Embedding)}
-    for most in sorted({*sizes, 2}, reverse=True):
-        batches: list[Any] = []
-        for _ in range(SAMPLES):
-            batch = {name: drawn(value, most) for name, value in examples.items()}
-            batches.append(batch if by_name else tuple(batch.values()))
-        try:
-            with torch.no_grad(), quiet():
-                outputs = [
-                    real_leaves(evaluate(twin, {}, args, kwargs))
-                    for args, kwargs in map(batch_inputs, batches)
-                ]
-        except Exception:  # (the model's code may raise anything)
-            continue
-        real = all(outs and all(bool(out.isfinite().all()) for out in outs) for outs in outputs)
-        if real or not finite:
-            return batches
-    raise refusal
+    batches = [{name: drawn(value) for name, value in examples.items()} for _ in range(SAMPLES)]
+    return [batch if by_name else tuple(batch.values()) for batch in batches]

@@ -10,16 +10,15 @@ moves so that its sum with ``eps`` scales.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from traceback import StackSummary, walk_stack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-
-from .isolation import replaced
 
 # where the functional normalisations take their eps
 EPS_POSITION = {
@@ -62,9 +61,7 @@ def _frozen_batch_norm(
 
 
 def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
-    """Whether groups have one number each: less its mean it is 0 whatever it is divided by,
-    but for rounding errors.
-    """
+    """Whether groups have one number each: less its mean it is 0, but for rounding errors."""
     return input.dim() > 1 and input[:1].numel() == num_groups
 
 
@@ -120,28 +117,23 @@ class NoEps(TorchFunctionMode):
 
 @contextmanager
 def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()) -> Iterator[int]:
-    """Set the ``eps`` of every normalisation by statistics of the data itself to
-    (next to) 0 for a while.
+    """Set the ``eps`` of every normalisation by data to (next to) 0 for a while.
 
     Layers that are norms by name lose the value of their attribute, and get it back; those in
     evaluation mode that hold a running variance keep it, as their scales are free whatever it is.
-
-    Args:
-        model: the model.
-        folded_eps: see :attr:`pathspace.ReductionGraph.folded_eps`.
-
-    Yields:
-        How many layers there are.
+    Yields how many layers there are.
     """
     tiny = torch.finfo(precision(model)).tiny
     changed = [
-        (module, attribute, tiny)
+        (module, attribute)
         for module in model.modules()
         if module.training or getattr(module, "running_var", None) is None
         for attribute in ("eps", "variance_epsilon")
         if isinstance(getattr(module, attribute, None), float) and "Norm" in type(module).__name__
     ]
-    with replaced(*changed), NoEps(tiny, folded_eps):
+    with ExitStack() as stack, NoEps(tiny, folded_eps):
+        for module, attribute in changed:
+            stack.enter_context(patch.object(module, attribute, tiny))
         yield len(changed)
 
 

@@ -38,12 +38,6 @@ def leaves(value: Any) -> list[Any]:
     Containers that torch knows are flattened as torch does it; other mappings, iterables and
     objects are looked into as they are. A generator is run to its end. Modules are not looked into.
     Numbers that follow from tensors while a model is traced count as tensors.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> leaves({"a": [SimpleNamespace(keys=torch.ones(1), name="x")], "b": None})
-        [tensor([1.])]
     """
     found: list[Any] = []
     # held, so that no number of an object is given to another one meanwhile
@@ -74,15 +68,7 @@ def real_leaves(value: Any) -> list[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """A value of the same make with every tensor replaced; what holds tensors is
-    copied, and never changed.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> mapped(torch.neg, SimpleNamespace(keys=torch.ones(1)))
-        namespace(keys=tensor([-1.]))
-    """
+    """A value of the same make with every tensor replaced; what holds tensors is copied."""
     known: dict[int, Any] = {}
     kept: list[Any] = []
 

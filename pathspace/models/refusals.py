@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, first_line
-from .inputs import describe_inputs, mistaken_input
+from .inputs import describe_inputs
 from .isolation import quiet
 from .nested import mapped
 from .stand_in import stand_in
-from .walk import every_path, every_tensor
+from .walk import Kind, every_path, every_tensor
 
 # packages whose code is not the user's
 LIBRARIES = frozenset(["torch", "pathspace", *sys.stdlib_module_names])
@@ -59,8 +59,7 @@ def check_capturable(model: nn.Module) -> None:
                 f"{name} holds {path or name!r}, and code or weights of a {kind} cannot be read;"
                 " pass the model that it was made of."
             )
-    kinds: tuple[Literal["_parameters", "_buffers"], ...] = ("_parameters", "_buffers")
-    for kind in kinds:
+    for kind in get_args(Kind):
         for key, tensor in every_tensor(model, kind, repeated=False).items():
             if is_lazy(tensor):
                 raise InputError(
@@ -80,14 +79,7 @@ def check_runs(
     kwargs: Mapping[str, Any],
     copy: nn.Module | None = None,
 ) -> None:
-    """Run a copy of a model once, and turn whatever it raises into one sentence.
-
-    Args:
-        model: the model.
-        args: positional inputs.
-        kwargs: inputs by keyword.
-        copy: what to run; by default a copy with the values of the model.
-    """
+    """Run a copy of a model once, and turn whatever it raises into one sentence."""
     copy = stand_in(model, share_tensors=False) if copy is None else copy
     args, kwargs = mapped(torch.Tensor.clone, (tuple(args), dict(kwargs)))
     known = {name for name, _ in copy.named_parameters()}
@@ -115,8 +107,6 @@ def failed_run(
             f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)};"
             " raise an exception there."
         )
-    if not kwargs and (mistake := mistaken_input(args)):
-        return CaptureError(f"{name}.forward fails on {mistake}.")
     return CaptureError(
         f"{name}.forward raised {type(error).__name__} {user_frame(error)} on inputs"
         f" ({describe_inputs(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of"

@@ -19,7 +19,7 @@ from .copies import safe_deepcopy
 from .isolation import quiet, seed_torch, torch_kept
 from .modes import as_written, precision
 from .nested import leaves, mapped, real_leaves
-from .values import unseen
+from .values import with_numbers
 from .walk import holders, tensors_of
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
@@ -59,9 +59,7 @@ class Activations(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class ForwardRun:
-    """Outputs of one run, flattened and joined, the activations passed on the way, and
-    the types it computed in.
-    """
+    """Outputs of one run, joined, the activations on the way, and the types it computed in."""
 
     outputs: Tensor
     activations: list[Tensor]
@@ -91,9 +89,7 @@ def run_forward(
     weights: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> ForwardRun:
-    """Run a model with some parameters replaced; random operations draw the
-    same numbers every time.
-    """
+    """Run a model with some parameters replaced, and the same random numbers every time."""
     recorder = Activations()
     own = {name: buffer.clone() for name, buffer in model.named_buffers()}
     if sum(parameter.numel() for parameter in model.parameters()) <= LARGE:
@@ -124,9 +120,7 @@ def difference(before: ForwardRun, after: ForwardRun) -> float:
 
 
 def _gap(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """Largest difference, and largest finite entry; what is masked may be infinite or no number,
-    and has to stay so.
-    """
+    """Largest difference, and largest finite entry; what is infinite or NaN has to stay so."""
     if not before.numel():
         return 0.0, 0.0
     same = (before == after) | (before.isnan() & after.isnan())
@@ -157,8 +151,7 @@ def rounding_decides(
     before: ForwardRun,
     tolerance: float,
 ) -> bool:
-    """Whether outputs or rectifiers change by as much when every weight changes
-    in its last digits only.
+    """Whether as much changes when every weight changes in its last digits only.
 
     Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are
     rounding errors, and nothing can be said about their changes.
@@ -189,9 +182,7 @@ def outputs(
 
 
 def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """Largest difference of real tensors, relative to the largest entry of the second; infinite for
-    different shapes.
-    """
+    """Largest difference, relative to the largest entry; infinite for other shapes."""
     if [part.shape for part in one] != [part.shape for part in two]:
         return math.inf
     pairs = [(a, b) for a, b in zip(one, two, strict=True) if a.dtype.is_floating_point]
@@ -209,22 +200,13 @@ def evaluate(
     hooks and generators of its modules nor the inputs are changed.
 
     A shared tensor is replaced everywhere, also in lists, whichever of its names is given.
-
-    Example:
-        >>> import torch
-        >>> layer = torch.nn.Linear(1, 1, bias=False)
-        >>> twice = torch.nn.Sequential(layer, layer)
-        >>> evaluate(twice, {"0.weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),))
-        tensor([[9.]])
-        >>> layer.weight is twice[1].weight and type(layer.weight) is torch.nn.Parameter
-        True
     """
     held = {id(tensor): tensor for tensor in tensors_of(model).values()}
     for name, tensor in tensors_of(model).items():
         if name in tensors:
             held[id(tensor)] = tensors[name]
     # (modes would see how the tensors of attributes are copied)
-    with unseen():
+    with with_numbers(), torch._C.DisableTorchFunction():
         copy = safe_deepcopy(model, replaced=held)
     args, kwargs = mapped(Tensor.clone, (tuple(args), dict(kwargs or {})))
     return copy(*args, **kwargs)

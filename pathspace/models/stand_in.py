@@ -18,14 +18,6 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
 
     Caches of keys and values are switched off, compiled modules run uncompiled,
     and sharding is removed.
-
-    Example:
-        >>> import torch
-        >>> class Net(torch.nn.Module):
-        ...     def forward(self, x):
-        ...         return {"out": x, "name": "net"}
-        >>> stand_in(Net())(torch.ones(1))
-        (tensor([1.]),)
     """
     twin = safe_deepcopy(unsharded(model), share_tensors)
     make_recordable(twin)
@@ -73,17 +65,7 @@ def outputs_of(outputs: Any) -> tuple[Any, ...]:
 
 
 def switch_off_caches(model: nn.Module) -> None:
-    """Set ``use_cache`` to False in every module's ``config``, and in the configurations inside it.
-
-    Example:
-        >>> import torch
-        >>> from types import SimpleNamespace
-        >>> model = torch.nn.Identity()
-        >>> model.config = SimpleNamespace(text_config=SimpleNamespace(use_cache=True))
-        >>> switch_off_caches(model)
-        >>> model.config
-        namespace(text_config=namespace(use_cache=False))
-    """
+    """Set ``use_cache`` to False in every module's ``config``, and in configurations inside it."""
     waiting = [getattr(module, "config", None) for module in every_module(model)]
     seen: set[int] = set()
     for config in waiting:

@@ -29,13 +29,7 @@ _MADE = frozenset([torch.empty, torch.zeros, torch.ones, torch.full, torch.rand,
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values.
-
-    Example:
-        >>> import torch
-        >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
-        (True, False)
-    """
+    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values."""
     # (by name, because the classes are private or slow to import)
     return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "DTensor")
 
@@ -48,30 +42,26 @@ def names_without_values(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
 def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors without values, for a function that needs them."""
     named = dict(tensors)
-    lazy = next((name for name, tensor in named.items() if is_lazy(tensor)), None)
-    if lazy is not None:
-        raise InputError(
-            f"{who} found {lazy!r} without a shape yet, expected numbers; run the model once on a"
-            " batch."
+    lacking = [name for name, each in named.items() if is_lazy(each) or not has_values(each)]
+    if not lacking:
+        return
+    if is_lazy(named[lacking[0]]):
+        why = "without a shape yet, expected numbers; run the model once on a batch"
+    elif is_cut(named[lacking[0]]):
+        why = (
+            "sharded over devices, expected whole tensors; do this before the model is sharded:"
+            " names and units are the same"
         )
-    missing = names_without_values(named.items())
-    others = " and others" * (len(missing) > 1)
-    if missing and is_cut(named[missing[0]]):
-        raise InputError(
-            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do"
-            " this before the model is sharded: names and units are the same."
+    else:
+        why = (
+            "without values (on the meta device or of a fake mode), expected numbers; load or"
+            " initialise the weights first"
         )
-    if missing:
-        raise InputError(
-            f"{who} found {missing[0]!r}{others} without values (on the meta device or of a fake"
-            " mode), expected numbers; load or initialise the weights first."
-        )
+    raise InputError(f"{who} found {lacking[0]!r}{' and others' * (len(lacking) > 1)} {why}.")
 
 
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without values before a model runs; sharded ones are
-    whole while they are used.
-    """
+    """Refuse tensors without values; sharded ones are whole while they are used."""
     require_values(
         who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
     )
@@ -79,26 +69,15 @@ def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextmanager
 def with_numbers() -> Iterator[None]:
-    """A context in which new tensors have values, even under a fake mode or with
-    the default device meta.
-    """
+    """New tensors have values, even under a fake mode or with the default device meta."""
     meta = torch.get_default_device().type == "meta"
     with _disable_current_modes(), torch.device("cpu") if meta else nullcontext():
         yield
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
-    """:func:`with_numbers`, in which no mode of torch functions sees a call either."""
-    with with_numbers(), torch._C.DisableTorchFunction():
-        yield
-
-
-@contextmanager
 def on_cpu() -> Iterator[None]:
-    """A context in which new tensors have values and are on the CPU,
-    whatever the default device is.
-    """
+    """New tensors have values and are on the CPU, whatever the default device is."""
     # (setting a default device slows down every call of torch)
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with with_numbers(), device, torch.inference_mode(False):
@@ -173,9 +152,7 @@ def written_class(module: nn.Module) -> type[nn.Module]:
 
 
 def unsharded(model: nn.Module) -> nn.Module:
-    """The modules of ``model`` without sharding: new modules with the same tensors if it is
-    sharded, otherwise the model.
-    """
+    """The model, or if it is sharded, new modules with the same tensors and no sharding."""
     every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
     wrapped = any(written_class(module) is not type(module) for module in every)

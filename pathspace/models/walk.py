@@ -40,16 +40,7 @@ def every_module(model: nn.Module) -> list[nn.Module]:
 
 
 def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Module]]:
-    """All paths and their modules, as
-    ``model.named_modules(remove_duplicate=not repeated)`` gives them.
-
-    With ``repeated``, no module may hold itself.
-
-    Example:
-        >>> shared = nn.ReLU()
-        >>> [path for path, _ in every_path(nn.Sequential(shared, shared))]
-        ['', '0', '1']
-    """
+    """All paths and their modules as ``named_modules`` gives them; repeated, none holds itself."""
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
 
@@ -65,23 +56,8 @@ def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Mo
     return found
 
 
-def module_at(model: nn.Module, path: str) -> nn.Module:
-    """The module that is registered under a path, as ``model.get_submodule`` returns it; a
-    module of the name of a method, such as ``parameters``, is found as well.
-    """
-    module = model
-    for part in path.split(".") if path else ():
-        inner = module._modules.get(part)
-        if inner is None:
-            raise AttributeError(f"{type(model).__name__} has no module '{path}'.")
-        module = inner
-    return module
-
-
 def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Names and values of a module's attributes beside what it has registered, of those that can
-    hold tensors or modules.
-    """
+    """Attributes that a module has not registered and that can hold tensors or modules."""
     return [
         (key, value)
         for key, value in vars(module).items()
@@ -98,12 +74,6 @@ def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
 def holders(model: nn.Module) -> list[tuple[str, nn.Module, list[tuple[str, Any]]]]:
     """All modules by place, those in lists and other attributes included, which torch does not
     register, each with its :func:`unregistered_attributes`.
-
-    Example:
-        >>> model = nn.Module()
-        >>> model.layers = [nn.Linear(1, 1), nn.ReLU()]
-        >>> [place for place, _, _ in holders(model)]
-        ['', 'layers[0]', 'layers[1]']
     """
     waiting = every_path(model, repeated=False)
     known = {id(module) for _, module in waiting}
@@ -128,9 +98,7 @@ def unregistered_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[str, Tensor]:
-    """All names of parameters or buffers and their tensors; a tensor of several names
-    stands there several times.
-    """
+    """All names of parameters or buffers and their tensors, those of shared ones included."""
     return {
         f"{path}.{key}" if path else key: tensor
         for path, module in every_path(model, repeated)
@@ -140,10 +108,5 @@ def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[st
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer, by each of its names.
-
-    Example:
-        >>> list(tensors_of(nn.BatchNorm1d(1, affine=False)))
-        ['running_mean', 'running_var', 'num_batches_tracked']
-    """
+    """Every parameter and buffer, by each of its names."""
     return every_tensor(model, "_parameters") | every_tensor(model, "_buffers")

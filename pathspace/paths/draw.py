@@ -13,8 +13,7 @@ import networkx as nx
 import numpy as np
 
 from ..errors import InputError, UnsupportedError, expect_arguments
-from ..files.pictures import FORMATS, save
-from ..files.writing import expect_suffix
+from ..files.writing import FORMATS, expect_suffix, save_picture
 from .basis import BasisPaths, Path
 from .two_trees import TwoTrees
 
@@ -113,7 +112,7 @@ def draw(
         title = title if len(title) <= room else title[: room - 3] + "..."
     axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
     if file is not None:
-        save(figure, file, dpi=150)
+        save_picture(figure, file, dpi=150)
     return figure
 
 

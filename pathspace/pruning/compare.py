@@ -251,7 +251,7 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
     and values are left out: they have the basis and the order of their model.
     """
     try:
-        batch = batch_inputs(made_up(given, captured.examples(), finite=False)[0])
+        batch = batch_inputs(made_up(given, captured.examples())[0])
     except InputError:
         return None
     for wide in (True, False):

@@ -15,7 +15,7 @@ from ..errors import InputError, UnsupportedError
 from ..inference.sides import Side
 from ..models.copies import safe_deepcopy
 from ..models.running import outputs
-from ..models.walk import module_at, tensors_of
+from ..models.walk import tensors_of
 from ..shown import Shown
 from .declared_sizes import CONV, TRANSPOSED
 from .groups import ChannelGroup, Slices, channel_sums, real
@@ -227,7 +227,7 @@ def _read(
     model = safe_deepcopy(model)
     for name, dim in sides:
         place, _, own = name.rpartition(".")
-        layer = module_at(model, place)
+        layer = model.get_submodule(place)
         # (a weight that is used transposed elsewhere reads other channels there)
         reads = own == "weight" and dim == 1 - isinstance(layer, TRANSPOSED)
         if reads and isinstance(layer, nn.Linear | CONV):

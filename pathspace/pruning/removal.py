@@ -16,7 +16,7 @@ from ..models.copies import safe_deepcopy
 from ..models.nested import mapped, real_leaves
 from ..models.running import cast, distance, outputs, replacements
 from ..models.stand_in import switch_off_caches
-from ..models.walk import holders, module_at, tensors_of
+from ..models.walk import holders, tensors_of
 from .declared_sizes import declare
 from .groups import Cut
 
@@ -120,7 +120,7 @@ def owners(model: nn.Module, cut: Cut) -> list[nn.Module]:
         path = name
         while path:
             path = path.rpartition(".")[0]
-            found[path] = module_at(model, path)
+            found[path] = model.get_submodule(path)
     inner = sorted(found, key=lambda path: -path.count(".") - bool(path))
     return [found[path] for path in inner if not type(found[path]).__module__.startswith("torch.")]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..models.copies import set_parameters
 from ..models.finite import count_nonfinite
-from ..models.ties import set_parameters
 from ..models.values import require_runnable
 from ..models.walk import every_tensor
 from .elements import checked, hadamard, random_element

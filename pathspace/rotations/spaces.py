@@ -14,7 +14,7 @@ from torch import nn
 from ..capture.capture import capture
 from ..capture.captured import Captured, canonical_names
 from ..inference.interpreter import interpret, scalar_offsets
-from ..models.ties import cut_ties, untie
+from ..models.copies import cut_ties, untie
 from ..models.values import has_values
 from .blocks import MixedBlock, SolvedDemands
 from .members import Members, merged, space_name

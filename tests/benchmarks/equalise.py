@@ -85,7 +85,7 @@ def cross_layer_equalised(model: nn.Module) -> nn.Module:
     Reference:
         Nagel et al.: Data-free quantization through weight equalization and bias correction (2019).
     """
-    net = ps.lift_clips(model)
+    net = ps.lift_clips(model, lite0_images()[0])
     bounds = _bounds(net)
     for chain in chains(net):
         ranges = []
@@ -142,15 +142,14 @@ def lite0_images(size: int = 96) -> tuple[Tensor, Tensor]:
 def lite0() -> list[Row]:
     """EfficientNet-Lite0: signal over noise of its outputs on images not chosen on."""
     trained = load("efficientnet-lite0")[0]
-    folded = ps.fold_norms(trained)
-    model = ps.lift_clips(folded)
     x, held = lite0_images()
+    folded = ps.fold_norms(trained, x)
+    model = ps.lift_clips(folded, x)
     wanted, graph = trained(held), ps.trace(model, x[:1])
-    layers, gauges, rows = cross_layer_equalised(folded), None, []
+    layers, rows = cross_layer_equalised(folded), []
     for bits, per in FORMATS:
         with torch.enable_grad():
-            found = ps.equalise(model, graph, bits, per, x, gauges=gauges)
-        gauges = found.gauges
+            found = ps.equalise(model, graph, bits, per, x)
         row: Row = {**LITE0, "bits": bits, "per": per, "changed": found.helped}
         row["change"] = float((found.model(held) - wanted).abs().max() / wanted.abs().max())
         nets = {"as trained": model, "layer by layer": layers, "chosen gauge": found.model}

@@ -150,7 +150,7 @@ def mistaken(outputs: Tensor, targets: Tensor) -> Tensor:
         (lambda: ds.signal(two(plain), X[:0]), "inputs with no samples"),
         (lambda: ds.degeneracy(two(plain), X[:0]), "inputs with no samples"),
         (lambda: ds.gradients(two(plain), loss, [(X[:0], Y[:0])]), "inputs with no samples"),
-        (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' without a shape yet"),
+        (lambda: ds.cost(nn.LazyLinear(3), X), "'weight' and others without a shape yet"),
         (lambda: ps.fit_dtype(two(plain).to("meta"), X), "'a.weight' and others without values"),
         (lambda: ps.fit_dtype(torch.jit.script(nn.Linear(4, 3)), X), "that it was made of"),
     ],

@@ -71,7 +71,7 @@ def test_a_failing_body_leaves_the_old_file_and_nothing_else(
         ("/proc/out.json", "no file can be created in '/proc'"),
         ("/proc/self/mem", "Cannot write"),
         ("x" * 300 + ".json", "too long"),
-        ("", "it names no file"),
+        ("", "it is a folder"),
         ("a\0b", "null byte"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_cannot_be_written_is_one_sentence(
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(errno.ENOSPC, "no space is left on the disk"), (errno.EIO, "input/output error")],
+    [(errno.ENOSPC, "no space left on device"), (errno.EIO, "input/output error")],
 )
 def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.errors import InputError, InputTypeError
-from pathspace.fitting.basis_descent import BasisDescent
+from pathspace.fitting.basis_choice import BasisDescent
 from pathspace.fitting.calibration import Calibrated
 from pathspace.fitting.weight_inputs import WeightInputs
 
@@ -112,9 +112,9 @@ def test_what_cannot_be_chosen_is_refused() -> None:
     spaces, graph = ps.spaces(model, words[0]), ps.trace(model, words[0])
     with pytest.raises(InputTypeError, match=r"expected ps\.Noise"):
         ps.choose_gauge(model, spaces, ps.Range(), words)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="no calibration batches"):
+    with pytest.raises(InputError, match=r"batches \(0\), expected two"):
         ps.choose_gauge(model, spaces, BOTH, None)
-    with pytest.raises(InputError, match="one calibration batch, expected two"):
+    with pytest.raises(InputError, match=r"batches \(1\), expected two"):
         ps.choose_gauge(model, spaces, BOTH, words[:1])
     with pytest.raises(InputError, match=r"need ps\.spaces"):
         ps.choose_gauge(model, graph, BOTH, words)
@@ -132,8 +132,7 @@ def test_inputs_given_by_keyword_are_rounded() -> None:
     assert not x.requires_grad
 
 
-@pytest.mark.parametrize("noise", [ps.Noise(bits=None), ps.Noise(weights="x"), ps.Noise(draws=0)])
-def test_noise_of_nothing_is_refused(noise: ps.Noise) -> None:
+def test_noise_of_nothing_is_refused() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), torch.randn(6, 4)
     with pytest.raises(InputError, match="Noise found"):
-        ps.choose_gauge(model, ps.spaces(model, x), noise, x)
+        ps.choose_gauge(model, ps.spaces(model, x), ps.Noise(bits=None), x)

@@ -31,8 +31,9 @@ def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),
         nn.Conv2d(8, 12, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
     )  # fmt: skip
-    model = ps.lift_clips(ps.fold_norms(layers.eval()))
-    graph = ps.trace(model, torch.randn(1, 3, 10, 10))
+    x = torch.ones(1, 3, 10, 10)
+    model = ps.lift_clips(ps.fold_norms(layers.eval(), x), x)
+    graph = ps.trace(model, x)
     return ps.rescale_(model, graph, scramble * torch.randn(graph.num_units)), graph
 
 
@@ -86,8 +87,6 @@ def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> N
         torch.testing.assert_close(tensor, wanted[name])
     stay, whole = (ps.equalise(model, graph, 5, "tensor", x, trials=trials) for trials in (0, 60))
     assert whole.after >= stay.after
-    again = ps.equalise(model, graph, 5, "tensor", x, trials=60, gauges=stay.gauges)
-    assert torch.equal(again.phi, whole.phi) and again.gauges == stay.gauges
     assert decibels(model, whole.model, 5, "tensor", held) >= decibels(
         model, model, 5, "tensor", held
     )
@@ -247,10 +246,6 @@ def test_batches_may_be_cut_anywhere() -> None:
         for name, slope in slopes.items():
             exact = float(slope.detach().square().sum() / energy)
             assert float(felt[name].sum()) == pytest.approx(exact, rel=0.1), (name, len(batches))
-    fisher = [Calibrated(model, batches).sensitivity(1500, fisher=True) for batches in cuts]
-    for felt in fisher[1:]:
-        for name, values in felt.items():
-            assert float(values.sum()) == pytest.approx(float(fisher[0][name].sum()), rel=0.1)
 
 
 def test_calibration_without_a_sample_is_refused() -> None:
@@ -301,5 +296,5 @@ def test_inputs_by_name_are_made_up_in_any_order() -> None:
 
     model = Named()
     graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
-    with pytest.warns(UserWarning, match="makes up random ones"):
-        assert ps.equalise(model, graph, 4, trials=3).made_up
+    found = ps.equalise(model, graph, 4, trials=3)
+    assert found.made_up and "on random inputs" in str(found)

@@ -56,7 +56,7 @@ LAYERS = {
         (2, 4, 5, 5),
     ),
     "transposed": (
-        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3, groups=2), nn.BatchNorm2d(6)),
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 3), nn.BatchNorm2d(6)),
         (2, 4, 5, 5),
     ),
     "several processes": (

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.cli.main import app
 from pathspace.files import checkpoints, tensor_files
-from pathspace.gauge import streaming
 
 
 class Net(nn.Module):
@@ -115,11 +114,7 @@ def test_files_are_rescaled_as_the_model_is(tmp_path: Path, prefix: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_memory", [0, 1 << 20])
-def test_files_are_balanced_as_the_model_is(
-    tmp_path: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streaming, "IN_MEMORY", in_memory)
+def test_files_are_balanced_as_the_model_is(tmp_path: Path) -> None:
     net, x = model().double(), inputs().double()
     graph = ps.trace(net, x)
     save_file(stored(net), tmp_path / "model.safetensors")

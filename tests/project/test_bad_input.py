@@ -151,8 +151,6 @@ WRONG: dict[str, Case] = {
         g.skeleton(),
         optimizer="x",  # type: ignore[arg-type]
     ),
-    "equalise, gauges": lambda m, g, x, path: ps.equalise(m, g, gauges=3),  # type: ignore[arg-type]
-    "equalise, gauges of numbers": lambda m, g, x, path: ps.equalise(m, g, gauges=[3]),  # type: ignore[list-item]
     "penalize": lambda m, g, x, path: training.penalise_(x, m, tau=0.1),  # type: ignore[type-var]
     "penalize, optimizer": lambda m, g, x, path: training.penalise_(m, x, tau=0.1, optimizer="x"),  # type: ignore[arg-type]
     "cost": lambda m, g, x, path: diagnostics.cost(x, m),  # type: ignore[arg-type]

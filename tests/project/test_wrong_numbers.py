@@ -54,7 +54,6 @@ CASES: dict[str, tuple[Call, tuple[Any, ...]]] = {
     ),
     "Balance, p": (choose(lambda v: ps.Balance(p=v)), (None, *POSITIVE)),
     "Noise, bits": (choose(lambda v: ps.Noise(bits=v)), (17, None, *COUNT)),
-    "Noise, draws": (choose(lambda v: ps.Noise(draws=v)), (None, *COUNT)),
     "Range, bits": (choose(lambda v: ps.Range(bits=v)), (17, None, *COUNT)),
     "Smooth, alpha": (choose(lambda v: ps.Smooth(alpha=v)), (1, None, *POSITIVE)),
     "balance, p": (with_graph(lambda g, v: ps.balance_(MODEL, g, p=v)), (None, *POSITIVE)),

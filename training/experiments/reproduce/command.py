@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
-from pathspace.files.pictures import save
-from pathspace.files.writing import ensure_writable, make_folder, write_text
+from pathspace.files.writing import ensure_writable, make_folder, save_picture, write_text
 
 from ..json_lines import read_lines
 from ..names import expect_known
@@ -110,7 +109,7 @@ def run_reproduction(
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")
-    save(experiment.draw(record), folder / f"{name}.png")
+    save_picture(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)
     show(record, console)
     console.print(
@@ -131,7 +130,7 @@ def _write_again(folder: Path, console: Console) -> None:
     for record in known:
         again = up_to_date(record, EXPERIMENTS[record.name], folder / f"{record.name}-trials.jsonl")
         judged_again(again).write(folder / f"{record.name}.json")
-        save(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
+        save_picture(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
     _write_pages(folder)
     console.print(f"Wrote {folder.with_suffix('.md')} from {len(known)} records.", highlight=False)
 
