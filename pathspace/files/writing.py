@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STDOUT = "-"
-# how names of temporary files begin
 TEMPORARY = ".pathspace-"
 # what a format would say of the time or of the version that wrote it
 LEFT_OUT = {".svg": {"Date": None}, ".png": {"Software": None}, ".pdf": {"CreationDate": None}}
