@@ -32,7 +32,6 @@ TYPES: dict[str, torch.dtype] = {
     **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
 }
-# bytes per piece
 PIECE = 1 << 24
 
 

@@ -76,11 +76,7 @@ class Gauge(Tensor):
     """Log-scales of the units, ``(H,)``, with the certificate that they are a minimum.
 
     A tensor in every respect: ``ps.rescale_(model, graph, gauge)``. What is computed from
-    it is an ordinary tensor.
-
-    Attributes:
-        certificate: what proves it.
-        phi: the log-scales as an ordinary tensor.
+    it, and ``phi``, is an ordinary tensor.
     """
 
     certificate: GaugeCertificate

@@ -28,11 +28,7 @@ PASSES = 4
 
 @dataclass(frozen=True)
 class Balance:
-    """``sum |w|^p``: :func:`pathspace.balance_`.
-
-    Attributes:
-        p: which norm.
-    """
+    """``sum |w|^p`` for a norm ``p``: :func:`pathspace.balance_`."""
 
     p: float = 2.0
 

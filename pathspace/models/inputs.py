@@ -63,6 +63,18 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "no inputs"
 
 
+def mistaken_input(args: Sequence[Any]) -> str:
+    """What a model that failed was given in place of tensors, and what to do; or ``""``."""
+    given = args[0] if len(args) == 1 else None
+    if isinstance(given, tuple | list) and given:
+        if all(type(size) is int for size in given):
+            shape = ", ".join(map(str, given))
+            return f"the shape ({shape}) in place of an input; pass torch.randn({shape})"
+        if all(isinstance(value, Tensor) for value in given):
+            return f"a {type(given).__name__} of tensors; pass the tensors one by one"
+    return ""
+
+
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs of another kind or without samples."""
     name = type(model).__name__

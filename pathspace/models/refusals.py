@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import CaptureError, InputError, first_line
-from .inputs import describe_inputs
+from .inputs import describe_inputs, mistaken_input
 from .isolation import quiet
 from .nested import mapped
 from .stand_in import stand_in
@@ -107,6 +107,8 @@ def failed_run(
             f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)};"
             " raise an exception there."
         )
+    if not kwargs and (mistake := mistaken_input(args)):
+        return CaptureError(f"{name}.forward fails on {mistake}.")
     return CaptureError(
         f"{name}.forward raised {type(error).__name__} {user_frame(error)} on inputs"
         f" ({describe_inputs(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of"
