@@ -15,6 +15,57 @@ from pathspace.training import path_norm
 
 PAGE = Path(__file__).with_name("operations.md")
 
+# kind -> what operations of this kind do
+DONE: dict[str, str] = {
+    "copy": "the same elements, perhaps as another type",
+    "movement": "the same elements in another order or shape",
+    "repetition": "elements many times",
+    "part": "some of the elements, at fixed places",
+    "split": "the elements in several tensors",
+    "concatenation": "several tensors in one",
+    "padding": "elements with a margin",
+    "choice": "elements of one operand or the other",
+    "pick": "elements at positions that are operands",
+    "bag": "sums, means or maxima of rows at positions that are operands",
+    "write": "elements put in, or added to, places of another tensor",
+    "sum": "``x + y`` and ``x - y``",
+    "combination": "other sums of operands with coefficients",
+    "product": "``x y`` elementwise",
+    "quotient": "``x / y`` elementwise",
+    "power": "``x^n`` elementwise",
+    "magnitude": "``|x|``",
+    "clip": "``min(max(x, a), b)``",
+    "maximum": "the larger or smaller of two elements",
+    "activation": "an activation function",
+    "gate": "one half times a function of the other",
+    "function": "another elementwise function",
+    "dropout": "elements left out at random",
+    "rounding": "whole numbers",
+    "comparison": "order or sign only",
+    "contraction": "sums of products of elements of two operands",
+    "convolution": "the same over windows",
+    "transposed convolution": "its transpose",
+    "total": "a sum over dimensions",
+    "mean": "a mean over dimensions",
+    "order": "maximum, minimum, order statistics along a dimension",
+    "norm": "lengths, distances and deviations",
+    "normalisation": "the scale is taken away",
+    "softmax": "normalised exponentials",
+    "transform": "another linear map along a dimension",
+    "maximum pooling": "the maximum of every window",
+    "average pooling": "the mean of every window",
+    "norm pooling": "the norm of every window",
+    "upsampling": "an image at a higher resolution",
+    "resampling": "an image read at other places",
+    "recurrence": "a recurrent layer with ReLU",
+    "gated recurrence": "a recurrent layer with gates or tanh",
+    "attention": "``softmax(q k^T) v``",
+    "complex": "complex numbers made or taken apart",
+    "creation": "a tensor that is made, not computed",
+    "random": "random numbers",
+    "size": "sizes, and checks of them",
+}
+
 
 def linear_in(facts: Facts) -> str:
     """How an operation is linear, in words."""
@@ -116,14 +167,13 @@ def page() -> str:
     lines = [INTRODUCTION, "## Kinds\n"]
     lines += [
         "| kind | what it does |\n| --- | --- |",
-        *(f"| {k} | {says} |" for k, says in KINDS.items() if k),
+        *(f"| {kind} | {DONE[kind]} |" for kind in KINDS if kind),
         "",
     ]
     lines += ["## Operations\n"]
     columns = ["kind", "operations", "degree", "linear", "elementwise", "largest slope", *READERS]
     lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---"] * len(columns)) + " |"]
-    places = list(KINDS)
-    for facts in sorted(own, key=lambda f: (places.index(f.kind), min(own[f]))):
+    for facts in sorted(own, key=lambda f: (KINDS.index(f.kind), min(own[f]))):
         cells = [
             facts.kind,
             ", ".join(f"`{name}`" for name in sorted(own[facts])),

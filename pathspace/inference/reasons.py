@@ -13,7 +13,6 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components, dijk
 from torch import Tensor
 
 from .assemble import Ends
-from .eps_detection import constant_behind
 from .interpreter import interpret
 from .parameter_scales import RunningStatistics
 from .relations import Relations
@@ -97,7 +96,7 @@ def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
 SHARED = "the scales that meet there are one"
 PRODUCT = "scales of a product add up"
 USES = "all uses of a weight have one factor"
-OTHER = "an input, or something else of fixed scale"
+OTHER = "shares one scale with an input, a constant or something else of fixed scale"
 OPPOSITE = "its scale would equal its own inverse"
 FIXED = "its result depends on the scale of its operand"
 OUTPUT = "outputs of the model have a fixed scale"
@@ -180,24 +179,10 @@ class Witness(Scales):
         if kind != FIXED:
             return kind
         if self.place.op == "output":
-            return OUTPUT + self._fed_back(self.place.result)
+            return OUTPUT
         if self._fixing or self.place.node is None:
             return FIXED
-        return f"shares one scale with {constant_behind(self.place.node, self.sources)[0] or OTHER}"
-
-    def _fed_back(self, output: Tensor) -> str:
-        inputs = {
-            node.name: node.meta.get("val")
-            for node in (self.graph.nodes if self.graph is not None else ())
-            if node.op == "placeholder" and self.sources.get(node.name, ("",))[0] == "input"
-        }
-        alike = [n for n, val in inputs.items() if getattr(val, "shape", None) == output.shape]
-        if len(inputs) < 2 or not alike:
-            return ""
-        return (
-            f"; if one call gives it to the next as the state {alike[-1]!r}, trace"
-            " pathspace.Carried"
-        )
+        return OTHER
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
         """Fix scales for a given reason."""

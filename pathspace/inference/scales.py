@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from typing import Any, Self
@@ -15,12 +14,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..capture.captured import place as node_place
-from ..graph.parts import Pin
-from .eps_detection import constant_behind
 from .parameter_scales import ParameterScales, RunningStatistics
 from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
-from .registry import facts_of, operation_name
 from .values import (
     NEUTRAL,
     ROOT,
@@ -49,8 +44,6 @@ class Scales(ParameterScales):
         self._powers = Powers()
         self.cuts: list[Tensor] = []
         self.observes = False
-        # operations that read a constant -> the number of their pin
-        self._constants: dict[tuple[str, str, str, str], int] = {}
 
     def copy(self) -> Self:
         """A copy in which the ends of weights can be looked at, which adds equations."""
@@ -124,31 +117,9 @@ class Scales(ParameterScales):
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
-        pairs = self.equations.unify(source, target)
-        if pairs is not None:
+        if self.equations.unify(source, target) is not None:
             source, target = torch.broadcast_tensors(source, target)
             self.flows.into(distinct(source), distinct(target))
-            left, right = pairs
-            if not (left.all() and right.all()):
-                self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
-
-    def _meets_constant(self, elements: int) -> None:
-        place = self.place
-        if place.node is None:
-            return
-        found, writer = constant_behind(place.node, self.sources)
-        if found:
-            key = (place.op, place.module, place.source, f"shares one scale with {found}")
-            if writer is not None and facts_of(place.node).linear == "each":
-                # (a sum over windows, say, has no constants of its own)
-                key = (operation_name(writer.target), *node_place(writer), key[-1])
-            number = self._constants.setdefault(key, len(self.pins))
-            if number == len(self.pins):
-                self.pins.append(Pin(*key, elements))
-            else:
-                self.pins[number] = replace(
-                    self.pins[number], elements=self.pins[number].elements + elements
-                )
 
     def _sink(self, ids: Tensor) -> None:
         self.flows.end(self.equations.present(ids))
@@ -237,11 +208,6 @@ class Scales(ParameterScales):
             first = first.narrow(dim, 0, 1)
         if bool((small == first).all()):
             return first.expand(full), None
-        fixed, summed = small == ROOT, [d for d in range(len(full)) if d not in (*free, *kept)]
-        some = [fixed.any(dim=tuple(dims)) & ~fixed.all(dim=tuple(dims)) for dims in (free, summed)]
-        if summed and all(bool(mixed.any()) for mixed in some):
-            # (a window reads constants and others, and another window others alone)
-            self._meets_constant(len(torch.unique(small[~fixed & (small != NEUTRAL)])))
         change = self.equations.fresh(
             [
                 n if dim in free else small.shape[dim] if dim in kept else 1

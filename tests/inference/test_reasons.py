@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,41 +10,11 @@ import pytest
 import torch
 from cases import CASES, Between, network
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.reasons import Chains, Witness
 from pathspace.inference.units import ends_of
-
-EVERY_SECOND = torch.tensor([True, False] * 3)
-
-
-def with_ones(h: Tensor) -> Tensor:
-    return torch.cat([h, torch.ones_like(h[:, :1])], -1)
-
-
-# operation, features it leaves, operation of the pin, elements, what its reason says
-MEETINGS: dict[str, tuple[Callable[[Tensor], Tensor], int, str, int, str]] = {
-    "mask under a maximum": (
-        lambda h: F.relu(h).masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, "aten.amax",
-        3, "-1e+09"),
-    "column of ones": (lambda h: with_ones(h).cumsum(-1), 7, "aten.cumsum", 6, "constant tensor"),
-    "choice": (lambda h: torch.where(h > 0, h, 0.3), 6, "aten.where", 6, "0.3"),
-    "a sum with a column of ones": (
-        lambda h: with_ones(h).sum(-1, keepdim=True), 1, "aten.sum", 6, "constant tensor"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MEETINGS)
-def test_constants_that_fix_a_scale_are_on_record(name: str) -> None:
-    operation, features, op, elements, said = MEETINGS[name]
-    graph = ps.trace(Between(operation, features), torch.randn(3, 4))
-    (pin,) = graph.pinned
-    assert (pin.op, pin.elements) == (op, elements)
-    assert said in pin.reason and "inference/test_reasons.py" in pin.source
-    first = next(reason for reason in graph.reasons() if reason.parameter == "first.weight")
-    assert first.scales == elements and first.chain[-1].op == op and said in first.chain[-1].reason
 
 
 def test_inputs_are_no_constants() -> None:

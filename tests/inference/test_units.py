@@ -531,11 +531,3 @@ def test_weights_that_decide_only_positions_are_used(largest: Callable[..., Any]
     certificate = ps.verify(model.double(), torch.randn(4, 2, 6).double())
     assert not certificate.unused and certificate.holds
     assert certificate.weights == certificate.parameters["total"] and certificate.units == 3
-
-
-def test_a_constant_padding_is_listed_as_what_fixes_the_scales() -> None:
-    (pin,) = ps.trace(
-        nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.ConstantPad2d(1, 1.0), nn.Conv2d(4, 2, 3)),
-        torch.randn(1, 3, 5, 5),
-    ).pinned
-    assert (pin.op, pin.elements) == ("aten.pad", 4)
