@@ -28,8 +28,6 @@ from .union_find import class_index, lookup
 from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
-# above this number of sums of scales, all rows share one scale, which is sound
-LARGEST = 1_000_000
 
 
 def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
@@ -230,14 +228,8 @@ def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh:
     wide = base.expand(1, *side.shape[1:])
     result = torch.where((side != 0) & (wide != NEUTRAL), differs, wide)
     both = ((side != 0) & (wide != NEUTRAL) & (_class(known, wide) != 0)).expand(differs.shape)
-    count = int(both.sum())
-    if count > LARGEST:
+    if bool(both.any()):
+        # (all rows share scales that would be sums)
         scales.equations.unify(differs, torch.zeros_like(differs))
         return base
-    if count:
-        total = scales.equations.fresh((count,))
-        scales.equations.relate(
-            (1, total), (-1, wide.expand(differs.shape)[both]), (-1, differs[both])
-        )
-        result[both] = total
     return result

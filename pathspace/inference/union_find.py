@@ -25,8 +25,6 @@ from .values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 Pairs = tuple[np.ndarray, np.ndarray]
 # number of equations that are solved together, which need about a hundred bytes each
 AT_ONCE = 1 << 20
-# of more equations at once, each is kept once
-MOST_REPEATED = 1 << 18
 
 
 class UnionFind:
@@ -77,10 +75,6 @@ class UnionFind:
         one, other = left.numpy(), right.numpy()
         keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
         pairs = one[keep], other[keep]
-        if len(pairs[0]) > MOST_REPEATED and self.size < 2**31:
-            # unique numbers, each made of both ids, are found much faster than unique columns
-            key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
-            pairs = key >> 32, (key & (2**32 - 1)) - 2**31
         if not len(pairs[0]):
             return None
         self._pairs.append(pairs)
@@ -113,15 +107,7 @@ class UnionFind:
         few = distinct(ids)
         # in their order in memory, so that nothing is copied
         flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
-        if len(flat) <= max(4096, self.size):
-            return class_index(flat)
-        if int(flat.max()) == NEUTRAL:
-            flat = torch.where(flat == NEUTRAL, ROOT, flat)
-        # (a negative index counts from the end)
-        table = torch.zeros(2 * self.size, dtype=torch.bool)
-        table[flat] = True
-        found = table.nonzero().reshape(-1)
-        return torch.where(found < self.size, found, 2 * self.size - found)
+        return class_index(flat)
 
     def solve(self) -> np.ndarray:
         """The signed class of every id, 0 for the root's, +-1, +-2, ... for the others."""
