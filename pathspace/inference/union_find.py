@@ -25,6 +25,8 @@ from .values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 Pairs = tuple[np.ndarray, np.ndarray]
 # number of equations that are solved together, which need about a hundred bytes each
 AT_ONCE = 1 << 20
+# of more equations at once, each is kept once
+MOST_REPEATED = 1 << 18
 
 
 class UnionFind:
@@ -75,6 +77,10 @@ class UnionFind:
         one, other = left.numpy(), right.numpy()
         keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
         pairs = one[keep], other[keep]
+        if len(pairs[0]) > MOST_REPEATED and self.size < 2**31:
+            # unique numbers, each made of both ids, are found much faster than unique columns
+            key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
+            pairs = key >> 32, (key & (2**32 - 1)) - 2**31
         if not len(pairs[0]):
             return None
         self._pairs.append(pairs)

@@ -186,19 +186,28 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
 
 
 def _named(solution: Solution, raw: dict[str, Ends], scales: Scales) -> Solution:
-    """The solution without derived classes that no weight, statistic or normalisation has."""
+    """The solution without derived classes that no weight, statistic or normalisation has; units
+    that occur only as multiples, such as squares of a root, are divided by what is common.
+    """
     count = solution.units
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    spoken += [entry[2] for entry in scales.running.entries()]
-    spoken += [*scales.cuts, *scales.approximate]
-    met = _met(solution, [lookup(classes, ids) for ids in spoken])
+    spoken += [*(entry[2] for entry in scales.running.entries()), *scales.cuts]
+    own = _met(solution, [lookup(classes, ids) for ids in spoken])
+    met = own | _met(solution, [lookup(classes, ids) for ids in scales.approximate])
+    forms = csr_array(solution.forms[met[count + 1 :]])
+    columns = abs(csr_array(forms.T))
+    common = np.ones(count, np.int64)
+    filled = np.flatnonzero(np.diff(columns.indptr))
+    common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
+    common[own[1 : count + 1]] = 1
+    forms.data = forms.data // common[forms.indices]
     met[: count + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)
     signed = looked_up(number, solution.classes)
-    return Solution(signed, count, solution.forms[met[count + 1 :]])
+    return Solution(signed, count, forms).fixed(np.zeros(0, np.int64))
 
 
 def _stuck(graph: Structure) -> np.ndarray:

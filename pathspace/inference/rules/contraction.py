@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..registry import rule, state
+from ..registry import rule
 from ..semantics import Semantics
 from ..values import Value, Weight, broadcast_shape
 from .edges import edges, has_fixed_scale, times
@@ -131,4 +132,90 @@ def trilinear(
     return contract_ids(semantics, middle, pair, summed)
 
 
-state("aten.einsum", kind="contraction", linear="each", coefficients="one")
+# --- einsum
+
+
+def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    equation = equation.replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    widest = max(
+        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
+        default=0,
+    )
+    dots = "".join(spare[:widest])
+
+    def write_out(term: str, rank: int) -> str:
+        width = rank - len(term.replace("...", ""))
+        return term.replace("...", dots[len(dots) - width :])
+
+    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if not arrow:
+        plain = "".join(terms)
+        output = dots + "".join(
+            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
+        )
+    return terms, output.replace("...", dots)
+
+
+@rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
+def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
+    """Sums of products by index letters, one operand after the other."""
+    terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
+    values = list(operands)
+    for i, term in enumerate(terms):
+        for letter in [a for a in dict.fromkeys(term) if term.count(a) > 1]:
+            # a diagonal
+            while term.count(letter) > 1:
+                first, second = term.index(letter), term.rindex(letter)
+                values[i] = semantics.moved(
+                    lambda t, a=first, b=second: t.diagonal(0, a, b),  # type: ignore[misc]
+                    values[i],
+                )
+                term = term[:second] + term[second + 1 :]
+                term = term[:first] + term[first + 1 :] + letter
+        terms[i] = term
+    return _einsum(semantics, terms, values, output)
+
+
+def _einsum(
+    semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str
+) -> Tensor:
+    letters, value = terms[0], operands[0]
+    if len(operands) == 1:
+        lost = [i for i, letter in enumerate(letters) if letter not in output]
+        kept = [letter for letter in letters if letter in output]
+        return semantics.reduce(value, lost).permute([kept.index(letter) for letter in output])
+    for position, (term, other) in enumerate(zip(terms[1:], operands[1:], strict=True), start=2):
+        later = set(output).union(*terms[position:])
+        every = list(dict.fromkeys(letters + term))
+        sides: list[Value] = []
+        for names, operand in ((letters, value), (term, other)):
+            order = [names.index(letter) for letter in every if letter in names]
+            shape = [letter in names for letter in every]
+
+            def align(t: Tensor, order: list[int] = order, shape: list[bool] = shape) -> Tensor:
+                t = t.permute(order)
+                for dim, present in enumerate(shape):
+                    t = t if present else t.unsqueeze(dim)
+                return t
+
+            sides.append(
+                operand.moved(align, semantics.offsets)
+                if isinstance(operand, Weight)
+                else align(operand)
+            )
+        lost = [i for i, letter in enumerate(every) if letter not in later]
+        left, right = sides
+        if isinstance(left, Weight) and isinstance(right, Weight):
+            left = semantics.activation(left)
+        if isinstance(left, Weight):
+            value = edges(semantics, left, right, lost)
+        elif isinstance(right, Weight):
+            value = edges(semantics, right, left, lost)
+        else:
+            value = contract_ids(semantics, left, right, lost)
+        letters = "".join(letter for letter in every if letter in later)
+    assert isinstance(value, Tensor)
+    return value.permute([letters.index(letter) for letter in output])

@@ -12,6 +12,7 @@ exact for any ``eps``: ``mean`` scales with the channel and ``var + eps`` with i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -165,4 +166,17 @@ def instance_norm(
     return affine(semantics, out, weight, bias, [1])
 
 
-state("aten._weight_norm", kind="normalisation")
+@rule("aten._weight_norm", kind="normalisation")
+def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
+    """``g v / |v|`` with one norm along ``dim`` or for all; ``v`` is exactly free."""
+    rank = len(v.shape)
+    semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
+    out = constant(v.shape)
+    if dim in (0, rank - 1):
+        # along the first and the last dimension torch reads the first elements of g, for any shape
+        if prod(g.shape) != v.shape[dim]:
+            semantics.pin([g], "a gain that is not one number for each norm")
+            return out
+        shape = [v.shape[d] if d == dim % rank else 1 for d in range(rank)]
+        g = semantics.moved(lambda t: reshaped(t, shape), g)
+    return edges(semantics, g, out, ()) if isinstance(g, Weight) else times(semantics, out, g)

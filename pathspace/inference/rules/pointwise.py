@@ -21,6 +21,7 @@ from ..values import (
     broadcast_shape,
     compress,
     constant,
+    reshaped,
     shape_of,
     value_of,
 )
@@ -101,7 +102,13 @@ def as_complex(semantics: Semantics, x: Value) -> Tensor:
     return ids.unsqueeze(-1).expand(*ids.shape, 2)
 
 
-state("aten.lerp", kind="combination", elementwise=True)
+@rule("aten.lerp", kind="combination", elementwise=True)
+def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
+    """``x + w (y - x)``."""
+    if isinstance(weight, Tensor | Weight):
+        semantics.pin([semantics.activation(weight)], "the weight of a mean")
+    shape = shape_of(semantics.place.result)
+    return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
 
 
 @rule("aten.where", kind="choice", **COMBINED)
@@ -257,7 +264,17 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
-state("aten.threshold", "aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
+@rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
+def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
+    """``max(x, 0) + a min(x, 0)``: a slope has the scale 1."""
+    ids = semantics.activation(x)
+    if isinstance(slope, Weight) and len(slope.shape) == 1 and ids.dim() > 1:
+        wanted = (1, slope.shape[0], *(1 for _ in ids.shape[2:]))
+        slope = slope.moved(lambda t: reshaped(t, wanted), semantics.offsets)
+    return semantics.join(ids, mul(semantics, ids, slope))
+
+
+state("aten.threshold", kind="activation", elementwise=True)
 state("aten.addcmul", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
 state("aten.glu", kind="gate")
 
