@@ -20,7 +20,7 @@ from .relations import Relations
 from .scales import Scales
 from .semantics import Place
 from .union_find import negated
-from .values import NEUTRAL, ROOT, compress, distinct, has_zeros
+from .values import NEUTRAL, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -62,41 +62,25 @@ def combine(
                 cut if n > 1 else slice(None) for cut, n in zip(region, table.shape, strict=True)
             )
             parts.append((table[cuts], new))
-        change = _same_factor(parts[0], parts[1], equations)
-        filled = [_filled(*parts[side], parts[1 - side][0], change, equations) for side in (0, 1)]
-        for (part, _), ids in zip(parts, filled, strict=True):
-            part.copy_(ids)
+        fills = any(bool(((part == NEUTRAL) & (ids != NEUTRAL)).any()) for part, ids in parts)
+        _same_factor(parts[0], parts[1], fills, equations)
+        for part, ids in parts:
+            part.copy_(torch.where(part == NEUTRAL, ids, part))
     return tables[0], tables[1]
 
 
-def _filled(
-    earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations
-) -> Tensor:
-    """Ids of the earlier use; for a scalar without one, the later less the change between both."""
-    empty = (earlier == NEUTRAL) & (later != NEUTRAL)
-    if change is not None and bool(empty.any()):
-        kept = opposite != NEUTRAL
-        for dim in range(kept.dim()):
-            if earlier.shape[dim] == 1:
-                kept = kept.any(dim, keepdim=True)
-        kept = empty & kept
-        if bool(kept.any()):
-            count = int(kept.sum())
-            new = equations.fresh((count,))
-            equations.relate(
-                (1, new), (-1, later.expand(kept.shape)[kept]), (1, change.expand(kept.shape)[kept])
-            )
-            later = later.expand(kept.shape).clone()
-            later[kept] = new
-    return torch.where(earlier == NEUTRAL, later, earlier)
-
-
 def _same_factor(
-    tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations
-) -> Tensor | None:
-    """One number ``c``: how both ends change from one use to a later one, or ``None``."""
+    tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], fills: bool, equations: Relations
+) -> None:
+    """Both ends change by one number from one use to a later one, and by none if scalars without
+    an earlier use are among them.
+    """
     if not bool((head[0] != NEUTRAL).any()):
-        return None
+        return
+    if fills:
+        equations.unify(*tail)
+        equations.unify(*head)
+        return
     both = [
         max(head[0].shape[dim], head[1].shape[dim]) > 1
         and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
@@ -110,11 +94,10 @@ def _same_factor(
         if torch.equal(*side) and not has_zeros(side[0]):
             # one end does not change, so the other must not change either
             equations.unify(*other)
-            return torch.full(sizes, ROOT)
+            return
     change = equations.fresh(sizes)
     for earlier, later in (tail, head):
         equations.relate((1, later), (-1, earlier), (-1, change))
-    return change
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:

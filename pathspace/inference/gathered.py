@@ -28,8 +28,6 @@ from .union_find import class_index, lookup
 from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
-# above this number of sums of scales, all rows share one scale, which is sound
-LARGEST = 1_000_000
 
 
 def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
@@ -54,7 +52,7 @@ def _differences(
     shared = np.zeros(solution.units + 1, bool)
     start, starts = 0, dict[int, int]()
     for name, ends in virtual.items():
-        rows, index = scales.shapes[name][0], scales.gathers[name].index
+        rows, index = scales.shapes[name][0], scales.gathers[name]
         first = starts.setdefault(index, start)
         start = max(start, first + rows)
         for ids in ends:
@@ -95,7 +93,7 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
     cells: dict[str, tuple[Tensor, Tensor]] = {}
     for name, ends in virtual.items():
-        table = scales.gathers[name].table
+        table = scales.virtual[name]
         sizes = [tuple(ids.shape[1:]) for ids in ends]
         if table in cells:
             both = [
@@ -142,7 +140,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
     every = _Fresh(scales, template)
     result: dict[str, list[Ends]] = {}
     for name in virtual:
-        table = scales.gathers[name].table
+        table = scales.virtual[name]
         tails, heads = (_looked_up(template.solution, ids) for ids in template.cells[table])
         fresh, tails, heads = every.of(scales.shapes[table][0], tails, heads)
         tail, head = base[name]
@@ -169,7 +167,7 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
     anchored = np.zeros(template.solution.units + 1, bool)
     anchored[0] = True
     for name, own in base.items():
-        for ids, row in zip(template.cells[scales.gathers[name].table], own, strict=True):
+        for ids, row in zip(template.cells[scales.virtual[name]], own, strict=True):
             number = _looked_up(template.solution, ids).abs()
             wide = row.expand(number.shape).reshape(-1)
             number = torch.where(wide == NEUTRAL, 0, number.reshape(-1))
@@ -230,14 +228,8 @@ def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh:
     wide = base.expand(1, *side.shape[1:])
     result = torch.where((side != 0) & (wide != NEUTRAL), differs, wide)
     both = ((side != 0) & (wide != NEUTRAL) & (_class(known, wide) != 0)).expand(differs.shape)
-    count = int(both.sum())
-    if count > LARGEST:
+    if bool(both.any()):
+        # (all rows share scales that would be sums)
         scales.equations.unify(differs, torch.zeros_like(differs))
         return base
-    if count:
-        total = scales.equations.fresh((count,))
-        scales.equations.relate(
-            (1, total), (-1, wide.expand(differs.shape)[both]), (-1, differs[both])
-        )
-        result[both] = total
     return result

@@ -131,13 +131,16 @@ def _placeholder(
 
 
 def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
-    word = _unscaled(kind)
-    if word == "complex":
-        return word, (
+    """What keeps a parameter outside of path space, in a word and in a sentence."""
+    if kind.is_complex:
+        # (they could be rescaled, but path values are real here)
+        return "complex", (
             "complex weights stay outside path space; keep torch.view_as_real(weight) as the"
             " parameter, and make it complex in forward"
         )
-    if word:
+    if not kind.is_floating_point or kind.itemsize == 1:
+        # (two or three digits are too few for a factor)
+        word = "8-bit" if kind.is_floating_point else "integer"
         return word, f"{word} weights stay outside path space"
     if elsewhere:
         return "shared", (
@@ -145,16 +148,6 @@ def _outside(kind: dtype, elsewhere: bool) -> tuple[str, str]:
             " parameter itself there"
         )
     return "", ""
-
-
-def _unscaled(kind: dtype) -> str:
-    if kind.is_complex:
-        # (complex weights could be rescaled, but path values are real here)
-        return "complex"
-    if not kind.is_floating_point:
-        return "integer"
-    # (two or three digits are too few for a factor)
-    return "8-bit" if kind.itemsize == 1 else ""
 
 
 def _note_read(semantics: Semantics, value: Any) -> None:

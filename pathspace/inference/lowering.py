@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -37,26 +37,15 @@ def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any])
     if operation_name(target) in FILLED:
         number, position = FILLED[operation_name(target)]
         number = args[position] if number is None and len(args) > position else number
-        plain = (
-            _is_number(number)
-            and isinstance(shown, Tensor)
-            and all(isinstance(n, int) for n in shown.shape)
-        )
-        return (
-            with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape))  # type: ignore[union-attr, arg-type]
-            if plain
-            else None
-        )
+        if not (_is_number(number) and _has_sizes(shown)):
+            return None
+        return with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape))  # type: ignore[arg-type]
     if not isinstance(target, OPERATION):
         plain = not any(
             isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs))
         )
         return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
-    if (
-        operation_name(target) in SHAPES
-        and isinstance(shown, Tensor)
-        and all(isinstance(n, int) for n in shown.shape)
-    ):
+    if operation_name(target) in SHAPES and _has_sizes(shown):
         # (only the shape of the second operand counts)
         args = (args[0], with_value(torch.empty(()).expand(shown.shape)))
     # (mostly the first operand decides)
@@ -66,7 +55,7 @@ def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any])
     if any(map(_is_unknown, leaves)):
         return None
     results = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
-    if not results or any(not all(isinstance(n, int) for n in leaf.shape) for leaf in results):
+    if not results or not all(map(_has_sizes, results)):
         return None
     sizes = [leaf.numel() for leaf in (*leaves, *results) if isinstance(leaf, Tensor)]
     tags = target.tags
@@ -85,6 +74,10 @@ def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any])
     return pytree.tree_map(
         lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed
     )
+
+
+def _has_sizes(shown: Any) -> TypeGuard[Tensor]:
+    return isinstance(shown, Tensor) and all(isinstance(size, int) for size in shown.shape)
 
 
 def _is_unknown(leaf: Any) -> bool:

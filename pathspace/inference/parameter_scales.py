@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
@@ -27,14 +26,6 @@ UNLIKE = "different constants are added to this parameter"
 MOST_GATHERED = 4_000_000
 
 
-@dataclass(frozen=True)
-class Gather:
-    """A virtual weight: the rows of ``table`` that an index, by its number, selects."""
-
-    table: str
-    index: int
-
-
 class ParameterScales(Semantics):
     """The primitives of :class:`~pathspace.inference.scales.Scales` that concern parameters."""
 
@@ -46,8 +37,8 @@ class ParameterScales(Semantics):
         self._tables: dict[str, Tensor] = {}
         # parameter -> the constant that is added to it in every use
         self.shifts: dict[str, float] = {}
-        # virtual weight -> its table and index
-        self.gathers: dict[str, Gather] = {}
+        # virtual weight -> the number of its index
+        self.gathers: dict[str, int] = {}
         # run and node of an index -> its number
         self._indices: dict[tuple[int, object], int] = {}
 
@@ -74,7 +65,7 @@ class ParameterScales(Semantics):
             last = max(self.offsets, key=self.offsets.__getitem__)
             self.offsets[name] = self.offsets[last] + prod(self.shapes[last])
             self.shapes[name] = (prod(rows), *shape[1:])
-            self.gathers[name] = Gather(table, number)
+            self.gathers[name] = number
             self.virtual[name] = table
         virtual = Weight.of(name, self.shapes[name])
         for function in weight.moves:

@@ -97,8 +97,10 @@ class Relations(UnionFind):
     def __init__(self) -> None:
         super().__init__()
         self._relations: list[tuple[np.ndarray, np.ndarray]] = []
-        # number of scales that were fixed because they are too high a power of others
+        # number of scales that were fixed because they are too high a power of others, and
+        # whether the solution lacks any for that reason, or for relations in circles
         self.too_high = 0
+        self.incomplete = False
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
         """Record ``sum of coefficient * phi(ids) = 0`` for up to four terms, elementwise."""
@@ -199,6 +201,7 @@ class Relations(UnionFind):
             self._fix(first[np.unique(often)])
 
     def _fix(self, ids: np.ndarray) -> None:
+        self.incomplete = True
         fixed = torch.from_numpy(ids)
         self.unify(fixed, torch.zeros_like(fixed))
 

@@ -170,36 +170,17 @@ class Semantics(ABC):
         """A test, for use after a rule, of whether ids are its operands' or made by it."""
         return lambda ids: ids.dtype == torch.int64
 
-    def steps(self, length: int) -> int:
-        """The number of steps to interpret of a recurrent operation over ``length`` steps: all if
-        they are few. Else three, which contain every use of every parameter, with the initial, the
-        first and a later state.
-        """
-        return length if length <= FEW_STEPS else 3
+    def steps(self, sequence: Tensor, dim: int) -> tuple[list[Tensor], bool]:
+        """What a recurrent operation reads in each step, and whether the last one stands for more.
 
-    def step(self, sequence: Tensor, dim: int, number: int) -> Tensor:
-        """What a recurrent operation reads in one of the interpreted steps; in the last of them,
-        what it reads in all further ones, too.
+        All steps are interpreted if they are few. Else three, which contain every use of every
+        parameter, with the initial, the first and a later state; the last one reads what all
+        further ones read, and is repeated until no more exact zeros of the state change.
         """
-        length = sequence.shape[dim]
-        if number == self.steps(length) - 1 < length - 1:
-            return self.reduce(sequence.narrow(dim, number, length - number), [dim])
-        return sequence.select(dim, number)
-
-    def stands_for_more(self, number: int, length: int) -> bool:
-        """Whether one of the interpreted steps stands for all further ones: what it passes on is
-        what it was given, and it is repeated until no more exact zeros of its state change.
-        """
-        return number == self.steps(length) - 1 < length - 1
-
-    def is_settled(self, before: Sequence[Any], after: Sequence[Any]) -> bool:
-        """Whether no exact zero of a state has become anything else."""
-        pairs = [
-            (a, b)
-            for a, b in zip(before, after, strict=True)
-            if isinstance(a, Tensor) and isinstance(b, Tensor)
-        ]
-        return not any(bool(((a == NEUTRAL) & (b != NEUTRAL)).any()) for a, b in pairs)
+        if sequence.shape[dim] <= FEW_STEPS:
+            return list(sequence.unbind(dim)), False
+        rest = sequence.narrow(dim, 2, sequence.shape[dim] - 2)
+        return [*(sequence.select(dim, i) for i in (0, 1)), self.reduce(rest, [dim])], True
 
     def laid_out(self, weight: Weight, table: Callable[[str], Tensor]) -> Tensor:
         """The ids of a view, from tables of the ids of whole parameters; exact zeros in a computed

@@ -8,7 +8,8 @@ Every id denotes the logarithm of a positive scale, ``-k`` the negative of this 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import copy
 from math import prod
 from typing import Self
 
@@ -22,9 +23,8 @@ from .values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 
 # both sides of equations
 Pairs = tuple[np.ndarray, np.ndarray]
-# number of equations that are solved together, and number of equations that are
-# stored before they are solved
-AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
+# number of equations that are solved together, which need about a hundred bytes each
+AT_ONCE = 1 << 20
 # of more equations at once, each is kept once
 MOST_REPEATED = 1 << 18
 
@@ -57,10 +57,9 @@ class UnionFind:
 
     def copy(self) -> Self:
         """A copy to which other equations can be added."""
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(
-            {name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()}
-        )
+        twin = copy(self)
+        lists = {name: [*held] for name, held in vars(self).items() if isinstance(held, list)}
+        vars(twin).update(lists)
         return twin
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
@@ -68,13 +67,8 @@ class UnionFind:
         if left.shape != right.shape:
             shape = broadcast_shape(left.shape, right.shape)
             left, right = left.expand(shape), right.expand(shape)
-        repeated = [
-            dim
-            for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True))
-            if both == (0, 0)
-        ]
-        for dim in repeated:
-            if left.shape[dim] > 1:
+        for dim, strides in enumerate(zip(left.stride(), right.stride(), strict=True)):
+            if strides == (0, 0) and left.shape[dim] > 1:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
         if (both := self._star(left, right)) is not None:
             found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
@@ -91,7 +85,7 @@ class UnionFind:
             return None
         self._pairs.append(pairs)
         self._pending += len(pairs[0])
-        if self._pending > max(MOST_PENDING, self.size // 4):
+        if self._pending > max(AT_ONCE, self.size // 4):
             self.solve()
         return pairs
 
@@ -119,15 +113,7 @@ class UnionFind:
         few = distinct(ids)
         # in their order in memory, so that nothing is copied
         flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
-        if len(flat) <= max(4096, self.size):
-            return class_index(flat)
-        if int(flat.max()) == NEUTRAL:
-            flat = torch.where(flat == NEUTRAL, ROOT, flat)
-        # (a negative index counts from the end)
-        table = torch.zeros(2 * self.size, dtype=torch.bool)
-        table[flat] = True
-        found = table.nonzero().reshape(-1)
-        return torch.where(found < self.size, found, 2 * self.size - found)
+        return class_index(flat)
 
     def solve(self) -> np.ndarray:
         """The signed class of every id, 0 for the root's, +-1, +-2, ... for the others."""
@@ -135,15 +121,13 @@ class UnionFind:
         old = np.concatenate(
             [self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))]
         )
-        pairs, self._pairs, self._pending = self._pairs, [], 0
-        if pairs:
-            # join the known classes, which are far fewer than the ids
-            first = np.arange(_largest(old) + 1)
-            for left, right in _portions(pairs):
-                _join(first, *(looked_up(old, ids) for ids in (left, right)))
-            first = _followed(first, first)
-            number = np.cumsum(first == np.arange(len(first))) - 1
-            old = looked_up(looked_up(number, first), old)
+        if self._pairs:
+            left, right = _concatenated(self._pairs)
+            for start in range(0, len(left), AT_ONCE):
+                some = slice(start, start + AT_ONCE)
+                one, other = looked_up(old, left[some]), looked_up(old, right[some])
+                old = looked_up(_components(one, other, _largest(old) + 1), old)
+            self._pairs, self._pending = [], 0
         self._solved = old
         return old
 
@@ -163,60 +147,17 @@ def _largest(ids: np.ndarray) -> int:
     return max(int(ids.max()), -int(ids.min()))
 
 
-def _portions(pairs: list[Pairs]) -> Iterator[Pairs]:
-    """Equations in portions, because their solution needs about a hundred bytes for each."""
-    held: list[Pairs] = []
-    count = 0
-    for left, right in pairs:
-        for start in range(0, len(left), AT_ONCE):
-            held.append((left[start : start + AT_ONCE], right[start : start + AT_ONCE]))
-            count += len(held[-1][0])
-            if count >= AT_ONCE:
-                yield _concatenated(held)
-                held, count = [], 0
-    if held:
-        yield _concatenated(held)
-
-
 def _concatenated(pairs: list[Pairs]) -> Pairs:
     left, right = zip(*pairs, strict=True)
     return np.concatenate(left), np.concatenate(right)
 
 
-def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    while True:
-        new = looked_up(first, classes)
-        if np.array_equal(new, classes):
-            return classes
-        classes = new
-
-
-def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Write into ``first``, for every class in the equations, the lowest class that it equals."""
-    left, right = _followed(first, left), _followed(first, right)
-    differ = left != right
-    left, right = left[differ], right[differ]
-    met = np.zeros(len(first), bool)
-    met[0] = True
-    met[np.abs(left)] = met[np.abs(right)] = True
-    classes = np.flatnonzero(met)
-    place = np.cumsum(met) - 1
-    left, right = (looked_up(place, side) for side in (left, right))
-    label = _components(left, right, len(classes))
-    # labels are numbered in order of first appearance, so the first class of each label is
-    # the lowest, and positive
-    lowest = np.concatenate(
-        [[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]]
-    )
-    first[classes] = looked_up(lowest, label)
-
-
 def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
     """Signed class of each of ``size`` ids under the equations ``left = right``; 0 is the root."""
+    # (components are numbered in order of first appearance)
     if not (left < 0).any() and not (right < 0).any():
         matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(size, size))
-        _, label = connected_components(matrix, directed=False)
-        return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
+        return np.asarray(connected_components(matrix, directed=False)[1], np.int64)
 
     def node(ids: np.ndarray) -> np.ndarray:
         return np.where(ids < 0, -2 * ids + 1, 2 * ids)
@@ -226,24 +167,13 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
         np.concatenate([node(right), node(-right), [1]]),
     )
     matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * size, 2 * size))
-    _, label = connected_components(matrix, directed=False)
+    label = connected_components(matrix, directed=False)[1]
     plus, minus = label[0::2], label[1::2]
-    number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
-    return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
-
-
-def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Numbers from 1 in order of first appearance, 0 for the root's label, without sorting."""
-    first = np.zeros(int(label.max()) + 1, np.int64)
-    # (the last of several values written to one position remains, so the order is reversed)
-    first[label[::-1]] = np.arange(len(label) - 1, -1, -1)
-    opens = np.zeros(len(label), bool)
-    opens[first[label]] = True
-    opens[first[root]] = False
-    number: np.ndarray = np.cumsum(opens)[first]
-    number[root] = 0
-    result: np.ndarray = number[label]
-    return result
+    first = np.where(plus == minus, 0, np.minimum(plus, minus))
+    met = np.zeros(2 * size, bool)
+    met[first] = True
+    number = (np.cumsum(met) - 1)[first]
+    return np.asarray(np.where(plus <= minus, number, -number), np.int64)
 
 
 def negated(ids: Tensor) -> Tensor:

@@ -41,8 +41,7 @@ def build_graph(
     solution = effective(scales.equations, [ends.here() for ends in raw.values()])
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
-    spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    solution = _divided(_named(solution, spoken, scales), spoken, scales)
+    solution = _named(solution, raw, scales)
     while True:
         graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
@@ -110,8 +109,8 @@ def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Sc
     tail, head = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
     if any(
         raw[name].beyond is None
-        for name, gather in scales.gathers.items()
-        if gather.table == table and name in raw
+        for name, own_table in scales.virtual.items()
+        if own_table == table and name in raw
     ):
         return Ends(tail, head)
     new = tail != NEUTRAL if own is None else (tail != NEUTRAL) & (own.here()[0] == NEUTRAL)
@@ -186,23 +185,29 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
     return distinct(tail), distinct(head)
 
 
-def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """Units that occur only as multiples, such as squares of a root, by their common divisor."""
+def _named(solution: Solution, raw: dict[str, Ends], scales: Scales) -> Solution:
+    """The solution without derived classes that no weight, statistic or normalisation has; units
+    that occur only as multiples, such as squares of a root, are divided by what is common.
+    """
     count = solution.units
     if not solution.forms.shape[0]:
         return solution
-    columns = np.abs(csr_array(solution.forms.T).tocsr())
+    classes = torch.from_numpy(solution.classes)
+    spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
+    spoken += [*(entry[2] for entry in scales.running.entries()), *scales.cuts]
+    own = _met(solution, [lookup(classes, ids) for ids in spoken])
+    met = own | _met(solution, [lookup(classes, ids) for ids in scales.approximate])
+    forms = csr_array(solution.forms[met[count + 1 :]])
+    columns = abs(csr_array(forms.T))
     common = np.ones(count, np.int64)
     filled = np.flatnonzero(np.diff(columns.indptr))
     common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
-    classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts]
-    common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
-    if (common == 1).all():
-        return solution
-    forms = csr_array(solution.forms.copy())
+    common[own[1 : count + 1]] = 1
     forms.data = forms.data // common[forms.indices]
-    return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
+    met[: count + 1] = True
+    number = np.where(met, np.cumsum(met) - 1, 0)
+    signed = looked_up(number, solution.classes)
+    return Solution(signed, count, forms).fixed(np.zeros(0, np.int64))
 
 
 def _stuck(graph: Structure) -> np.ndarray:
@@ -245,6 +250,9 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     for tail, head in raw:
         _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
     kernel = system.resolve()
+    if system.incomplete:
+        # (directions may be missing, so that all scales in sums are fixed)
+        return np.unique(solution.forms.indices).astype(np.int64) + 1
     if kernel.units == 0:
         return np.zeros(0, np.int64)
     # for each trivial direction one variable that moves only with it
@@ -282,24 +290,6 @@ def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
     for ids in classes:
         met[distinct(ids).abs().numpy().reshape(-1)] = True
     return met
-
-
-def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """The solution without derived classes that no weight, statistic or normalisation uses."""
-    if not solution.forms.shape[0]:
-        return solution
-    classes = torch.from_numpy(solution.classes)
-    spoken = [
-        *ends,
-        *(entry[2] for entry in scales.running.entries()),
-        *scales.cuts,
-        *scales.approximate,
-    ]
-    met = _met(solution, [lookup(classes, ids) for ids in spoken])
-    met[: solution.units + 1] = True
-    number = np.where(met, np.cumsum(met) - 1, 0)
-    signed = looked_up(number, solution.classes)
-    return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
 
 
 def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:

@@ -228,17 +228,9 @@ class Unrolled(Semantics):
         """No path ends in an operand of which only the sign is used."""
         return constant(value.shape)
 
-    def steps(self, length: int) -> int:
-        """The requested number of steps."""
-        return length if self.max_steps is None else min(length, self.max_steps)
-
-    def step(self, sequence: Tensor, dim: int, number: int) -> Tensor:
-        """What is read in one step."""
-        return sequence.select(dim, number)
-
-    def stands_for_more(self, number: int, length: int) -> bool:
-        """No step stands for others, which have nodes of their own."""
-        return False
+    def steps(self, sequence: Tensor, dim: int) -> tuple[list[Tensor], bool]:
+        """The requested number of steps, which have nodes of their own."""
+        return list(sequence.unbind(dim)[: self.max_steps]), False
 
     def edges(self, walk: tuple[int, ...]) -> list[int]:
         """Edge numbers of a walk in the reduction graph."""

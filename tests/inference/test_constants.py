@@ -41,7 +41,6 @@ def first_set_to(h: Tensor, value: float) -> Tensor:
 CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "threshold far below": (lambda h: F.threshold(h, 0, -1e5), 6, 0),
     "threshold at zero": (lambda h: F.threshold(h, 0, 0.0), 6, 6),
-    "threshold never met": (lambda h: F.threshold(h, -INF, 3.0), 6, 6),
     "threshold to infinity": (lambda h: 1 / F.threshold(h, 0.0, INF), 6, 6),
     "wide hardtanh": (lambda h: F.hardtanh(h, 0, 4e4), 6, 0),
     "clamp_max far above": (lambda h: torch.clamp_max(h, 1e20), 6, 0),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import Value, Weight, broadcast_shape, constant
-from .edges import LARGEST, combination_count, edges, has_fixed_scale, times
+from ..values import Value, Weight, broadcast_shape
+from .edges import edges, has_fixed_scale, times
 
 # properties of every bilinear sum of products
 BILINEAR: dict[str, Any] = {
@@ -48,12 +48,7 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
             right = semantics.reduce(right, [dim], keepdim=True).expand(full)
         elif right.stride(dim) == 0 and left.stride(dim) != 0:
             left = semantics.reduce(left, [dim], keepdim=True).expand(full)
-    if combination_count(left, right) <= LARGEST:
-        return semantics.reduce(times(semantics, left, right), summed)
-    semantics.pin(
-        [left, right], "a product of activations whose scales vary in too many ways to follow"
-    )
-    return constant([n for d, n in enumerate(full) if d not in summed])
+    return semantics.reduce(times(semantics, left, right), summed)
 
 
 @rule("aten.linear", **BILINEAR, bias=2)

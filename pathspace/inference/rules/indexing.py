@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import (
     NEUTRAL,
@@ -299,13 +299,4 @@ def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -
     )
 
 
-@rule("aten.masked_select", **PICKED)
-def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
-    """Elements selected by a mask: unknown ones, unless the mask is constant."""
-    shape, real = shape_of(semantics.place.result), value_of(where)
-    if real is not None:
-        picked = aten.masked_select(semantics.activation(x), real)
-        # (the number of selected elements depends on the mask)
-        if tuple(picked.shape) == shape:
-            return compress(picked)
-    return semantics.reduce(x, range(len(x.shape))).expand(shape)
+state("aten.masked_select", **PICKED)

@@ -123,21 +123,12 @@ def repeat_interleave(
 ) -> Value:
     """Each element several times in a row."""
     if not isinstance(repeats, int):
-        ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
-        return (
-            ids.reshape(()).expand(shape_of(semantics.place.result))
-            if dim is None
-            else _fill(semantics, ids)
-        )
+        raise ValueError("numbers of repetitions that are a tensor")
     if dim is None:
         return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
     return semantics.moved(
         lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x
     )
-
-
-def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
-    return ids.expand(shape_of(semantics.place.result))
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:

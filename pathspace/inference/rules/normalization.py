@@ -11,24 +11,21 @@ exact for any ``eps``: ``mean`` scales with the channel and ``var + eps`` with i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import ROOT, Value, Weight, constant, distinct, reshaped
 from .edges import edges, times, with_others
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(
-    f"aten.{name}"
-    for name in ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
-                 "_native_batch_norm_legit_no_training", "native_batch_norm", "instance_norm")
-)  # fmt: skip
+    ["aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.instance_norm"]
+)
 
 
 def _cut(semantics: Semantics, x: Value, dims: Sequence[int]) -> Tensor:
@@ -87,6 +84,10 @@ def _by_statistics(
     return semantics.join(ids, reshaped(centre, (1, -1, *[1] * (ids.dim() - 2))))
 
 
+state("aten.native_batch_norm", "aten._native_batch_norm_legit",
+      "aten._native_batch_norm_legit_functional", kind="normalisation")  # fmt: skip
+
+
 @rule(*sorted(WITH_STATISTICS - {"aten.instance_norm"}), kind="normalisation")
 def batch_norm(
     semantics: Semantics,
@@ -100,32 +101,12 @@ def batch_norm(
 ) -> Any:
     """Each channel has one free scale over batch and space."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
-    if isinstance(mean, bool):
-        # the form without running statistics: (training, momentum, eps)
-        mean, var, training, args = None, None, mean, (var, training)
     # (the form without training has no such argument)
     fixed = semantics.place.op.endswith("no_training")
     frozen = isinstance(mean, Tensor | Weight) and (training is False or fixed)
     eps = args[0 if fixed else 1]
-    out = affine(
-        semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1]
-    )
-    result = _with_statistics(semantics, x, out)
-    if semantics.place.op.endswith("_functional"):
-        # from here on, the new values of the running statistics replace the old ones
-        for new, old in zip(result[3:], (mean, var), strict=True):
-            new.buffer_name = getattr(old, "buffer_name", None)
-    return result
-
-
-def _with_statistics(semantics: Semantics, x: Value, out: Tensor) -> Any:
-    """The statistics that functional forms also return; reading them pins ``x``."""
-    shown, node = semantics.place.result, semantics.place.node
-    for user in () if node is None or isinstance(shown, Tensor) else node.users:
-        place = user.args[1] if user.target is operator.getitem else 1
-        if user.users and isinstance(place, int) and 0 < place < 3:
-            semantics.pin([x], "saved statistics are read")
-    return with_others(semantics, out)
+    out = _by_statistics(semantics, x, mean, var, frozen, dims, eps)
+    return with_others(semantics, affine(semantics, out, weight, bias, [1]))
 
 
 @rule("aten.layer_norm", kind="normalisation")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..eps_detection import is_parameter_itself
-from ..registry import rule, state
+from ..registry import facts_of, rule, state
 from ..semantics import Semantics
 from ..values import (
     NEUTRAL,
@@ -66,11 +66,7 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
         and semantics.affine
     ):
         return None
-    if (
-        name not in ("add", "sub", "rsub", "subtract")
-        or node is None
-        or node.graph is not semantics.graph
-    ):
+    if node is None or node.graph is not semantics.graph:
         return None
     if not (
         isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)
@@ -93,14 +89,7 @@ def shared_scale(semantics: Semantics, x: Value, y: Any) -> Tensor:
     return semantics.join(semantics.activation(x), semantics.activation(y))
 
 
-@rule("aten.complex", "aten.polar", kind="complex", elementwise=True)
-def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
-    """Complex numbers from two parts, or from absolute value and angle."""
-    ids = semantics.activation(x)
-    if semantics.place.op == "aten.complex":
-        return semantics.join(ids, semantics.activation(y))
-    semantics.pin([semantics.activation(y)], "an angle")
-    return ids.expand(shape_of(semantics.place.result))
+state("aten.complex", "aten.polar", kind="complex", elementwise=True)
 
 
 @rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real",
@@ -201,14 +190,8 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
 @rule("aten.rsqrt", kind="power", degree=(-0.5,), elementwise=True)
 def fixed_power(semantics: Semantics, x: Value) -> Value:
     """A power multiplies the log-scale, and a root divides it; both are relations."""
-    name = semantics.place.op.removeprefix("aten.")
-    exponents = {
-        "square": Fraction(2),
-        "reciprocal": Fraction(-1),
-        "sqrt": Fraction(1, 2),
-        "rsqrt": Fraction(-1, 2),
-    }
-    return rational_power(semantics, semantics.activation(x), exponents[name])
+    (degree,) = facts_of(semantics.place.op).degree
+    return rational_power(semantics, semantics.activation(x), Fraction(degree))
 
 
 def rational_power(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
@@ -281,15 +264,6 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
-@rule("aten.threshold", kind="activation", elementwise=True)
-def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
-    """``x if x > bound else value``: homogeneous for 0 and 0, or infinity."""
-    ids = semantics.activation(x)
-    if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
-        return ids
-    return semantics.opaque([ids], "a threshold is not homogeneous")
-
-
 @rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
 def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
     """``max(x, 0) + a min(x, 0)``: a slope has the scale 1."""
@@ -300,6 +274,7 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
     return semantics.join(ids, mul(semantics, ids, slope))
 
 
+state("aten.threshold", kind="activation", elementwise=True)
 state("aten.addcmul", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
 state("aten.glu", kind="gate")
 
@@ -334,10 +309,9 @@ def comparison(semantics: Semantics, x: Value, y: Any) -> Any:
       "aten.isfinite", "aten.logical_not", kind="comparison", degree=(0,),
       elementwise=True)  # fmt: skip
 @rule("aten.nonzero", kind="comparison")
-def sign(semantics: Semantics, x: Any) -> Tensor:
+def sign(semantics: Semantics, x: Any) -> Any:
     """Signs and directions do not depend on a positive scale."""
-    result: Tensor = looked_at(semantics, x)
-    return result
+    return looked_at(semantics, x)
 
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,35 @@ from torch import Tensor
 
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import Value, constant, shape_of
+from ..values import NEUTRAL, Value, constant, shape_of
 from .contraction import linear
+
+# one direction of one layer: from a sequence, a number, weights, and whether it runs
+# backwards, to its outputs and its last state
+Cell = Callable[[Tensor, int, Sequence[Value], bool], tuple[Tensor, Tensor]]
+
+
+def _stacked(
+    sequence: Tensor, weights: Sequence[Value], per: int, layers: int, both: bool, cell: Cell
+) -> tuple[Tensor, list[Tensor]]:
+    """Layers of one or two directions with ``per`` weights each; outputs and all last states."""
+    finals: list[Tensor] = []
+    for _ in range(layers):
+        outputs = []
+        for backwards in (False, True)[: 1 + both]:
+            number = len(finals)
+            own = weights[number * per : (number + 1) * per]
+            out, final = cell(sequence, number, own, backwards)
+            outputs.append(out)
+            finals.append(final)
+        sequence = torch.cat(outputs, -1) if both else outputs[0]
+    return sequence, finals
+
+
+def _check_padded(biases: Any) -> None:
+    """Refuse the overload for packed sequences, which no traced model has."""
+    if not isinstance(biases, bool):
+        raise ValueError("a packed sequence")
 
 
 @rule("aten.rnn_relu", kind="recurrence")
@@ -29,61 +56,29 @@ def rnn_relu(
 ) -> tuple[Tensor, Tensor]:
     """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked (Eq. 1)."""
     _check_padded(biases)
-    sequence = semantics.activation(x)
-    hidden = semantics.activation(state)
-    time = 1 if batch_first and sequence.dim() == 3 else 0
-    per, directions = (4 if biases else 2), (2 if bidirectional else 1)
-    last = []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            cell = layer * directions + direction
-            parameters = weights[cell * per : (cell + 1) * per]
-            out, final = _direction(
-                semantics, sequence, hidden[cell], parameters, biases, time, direction == 1
-            )
-            outputs.append(out)
-            last.append(final)
-        sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-    return sequence, torch.stack(last)
+    first, start = semantics.activation(x), semantics.activation(state)
+    time = 1 if batch_first and first.dim() == 3 else 0
 
-
-def _check_padded(biases: Any) -> None:
-    """Refuse the overload for packed sequences, which no traced model has."""
-    if not isinstance(biases, bool):
-        raise ValueError("a packed sequence")
-
-
-def _direction(
-    semantics: Semantics,
-    sequence: Tensor,
-    hidden: Tensor,
-    weights: Sequence[Value],
-    biases: bool,
-    time: int,
-    backwards: bool,
-) -> tuple[Tensor, Tensor]:
-    length = sequence.shape[time]
-    looked_at = semantics.steps(length)
-    ordered = sequence.flip(time) if backwards else sequence
-    states: list[Tensor] = []
-    for number in range(looked_at):
-        read = semantics.step(ordered, time, number)
-        while True:
-            entered = linear(semantics, read, weights[0], weights[2] if biases else None)
-            carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
+    def cell(
+        sequence: Tensor, number: int, own: Sequence[Value], backwards: bool
+    ) -> tuple[Tensor, Tensor]:
+        read, more = semantics.steps(sequence.flip(time) if backwards else sequence, time)
+        hidden, states = start[number], list[Tensor]()
+        while len(states) < len(read):
+            entered = linear(semantics, read[len(states)], own[0], own[2] if biases else None)
+            carried = linear(semantics, hidden, own[1], own[3] if biases else None)
             before, hidden = hidden, semantics.join(entered, carried)
-            if not semantics.stands_for_more(number, length):
-                break
-            hidden = semantics.join(before, hidden)
-            if semantics.is_settled([before], [hidden]):
-                break
-        states.append(hidden)
-    # the remaining steps share every scale with the last interpreted one
-    states += [states[-1]] * (length - looked_at)
-    if backwards:
-        states.reverse()
-    return torch.stack(states, time), hidden
+            if more and len(states) == len(read) - 1:
+                hidden = semantics.join(before, hidden)
+                if bool(((before == NEUTRAL) & (hidden != NEUTRAL)).any()):
+                    continue
+            states.append(hidden)
+        # the remaining steps share every scale with the last interpreted one
+        states += [hidden] * (sequence.shape[time] - len(read))
+        return torch.stack(states[::-1] if backwards else states, time), hidden
+
+    out, finals = _stacked(first, weights, 4 if biases else 2, layers, bidirectional, cell)
+    return out, torch.stack(finals)
 
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
@@ -93,8 +88,8 @@ def gated(
     """Tanh and gates fix their operands; inputs and projected states are free."""
     _check_padded(biases)
     bidirectional, batch_first = args[2:4]
-    name = semantics.place.op
-    sequence = semantics.activation(x)
+    name, shown = semantics.place.op, semantics.place.result
+    first = semantics.activation(x)
     states = [
         semantics.activation(entry)
         for entry in (state if isinstance(state, list | tuple) else [state])
@@ -103,40 +98,32 @@ def gated(
     projected = (
         name == "aten.lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
     )
-    per, directions = (4 if biases else 2) + projected, 2 if bidirectional else 1
-    time = 1 if batch_first and sequence.dim() == 3 else 0
-    length = sequence.shape[time]
+    time = 1 if batch_first and first.dim() == 3 else 0
+    length = first.shape[time]
     # a single step reads the hidden state through its weights alone, as a cell does
     if name == "aten.gru" or (not projected and length > 1):
         semantics.pin(states[:1], "a state is combined with fixed scales")
-    finals = []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            cell = layer * directions + direction
-            own = weights[cell * per : (cell + 1) * per]
-            hidden = states[0][cell]
-            # every step reads the same features and the same kind of state
-            entered = semantics.reduce(sequence, [time])
-            for _ in range(min(length, 2)):
-                gates = linear(semantics, entered, own[0], own[2] if biases else None)
-                carried = linear(semantics, hidden, own[1], own[3] if biases else None)
-                semantics.fix(gates)
-                semantics.fix(carried)
-                free = (
-                    linear(semantics, constant((*hidden.shape[:-1], own[1].shape[0] // 4)), own[-1])
-                    if projected
-                    else None
-                )
-                hidden = constant(hidden.shape) if free is None else free
-            finals.append(hidden)
-            outputs.append(
-                hidden.unsqueeze(time).expand(*hidden.shape[:time], length, *hidden.shape[time:])
-            )
-        sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-    shown = semantics.place.result
+
+    def cell(
+        sequence: Tensor, number: int, own: Sequence[Value], backwards: bool
+    ) -> tuple[Tensor, Tensor]:
+        hidden = states[0][number]
+        # every step reads the same features and the same kind of state
+        entered = semantics.reduce(sequence, [time])
+        for _ in range(min(length, 2)):
+            semantics.fix(linear(semantics, entered, own[0], own[2] if biases else None))
+            semantics.fix(linear(semantics, hidden, own[1], own[3] if biases else None))
+            hidden = constant(hidden.shape)
+            if projected:
+                inner = constant((*hidden.shape[:-1], own[1].shape[0] // 4))
+                hidden = linear(semantics, inner, own[-1])
+        sizes = (*hidden.shape[:time], length, *hidden.shape[time:])
+        return hidden.unsqueeze(time).expand(sizes), hidden
+
+    per = (4 if biases else 2) + projected
+    out, finals = _stacked(first, weights, per, layers, bidirectional, cell)
     last = torch.stack(finals) if projected else constant(shown[1].shape)
-    return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
+    return (out, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
 # single steps are interpreted by what torch takes them apart into
