@@ -28,7 +28,11 @@ PASSES = 4
 
 @dataclass(frozen=True)
 class Balance:
-    """``sum |w|^p`` for a norm ``p``: :func:`pathspace.balance_`."""
+    """``sum |w|^p``: :func:`pathspace.balance_`.
+
+    Attributes:
+        p: which norm.
+    """
 
     p: float = 2.0
 

@@ -142,7 +142,7 @@ def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> 
         )
         followed = np.zeros_like(change)
         followed[balanced] = change[balanced]
-        ps.rescale_(twin, graph, torch.from_numpy(followed), slow)
+        ps.rescale_(twin, graph, torch.from_numpy(followed), slow, keep_trajectory=False)
         ps.rescale_(twin, graph, torch.from_numpy(change - followed))
         for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)

@@ -182,7 +182,7 @@ STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a square": (lambda: gated(lambda x, y: x + y.square()), "aten.square of values"),
     "gates": (lambda: nn.GRU(3, 2), "gru"),
     "complex numbers": (
-        lambda: returned(lambda y: torch.complex(y, y)),
+        lambda: returned(lambda y: torch.view_as_complex(torch.stack([y, y], -1))),
         "complex outputs of Network, expected real ones",
     ),
     "no tensor": (lambda: returned(lambda y: y.shape), "no tensor in the outputs of Network, exp"),

@@ -123,7 +123,10 @@ def repeat_interleave(
 ) -> Value:
     """Each element several times in a row."""
     if not isinstance(repeats, int):
-        raise ValueError("numbers of repetitions that are a tensor")
+        # (the graph does not know how often each is there)
+        ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
+        ids = ids.reshape(()) if dim is None else ids
+        return ids.expand(shape_of(semantics.place.result))
     if dim is None:
         return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
     return semantics.moved(
