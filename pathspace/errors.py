@@ -97,9 +97,13 @@ def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> N
             {"PathLike"} if hasattr(value, "__fspath__") else set()
         )
         if not (classes & set(kinds) if kinds else callable(value)):
+            hint = "check the order of the arguments"
+            if name == "skeleton" and classes & {"Structure", "Masks"}:
+                call = "graph.skeleton()" if "Structure" in classes else "masks.skeleton(graph)"
+                hint = f"call {call}"
             raise InputTypeError(
                 f"{owner} found a {type(value).__name__} as its {name}, expected {expected}"
-                f"{' or None' * or_none}; check the order of the arguments."
+                f"{' or None' * or_none}; {hint}."
             )
 
 

@@ -39,6 +39,7 @@ from .bench import (
     draw_zeros,
     holding,
     largest_power,
+    other_inputs,
     powers_for,
     redrawn,
     rounding_tolerance,
@@ -65,6 +66,7 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         drawn = draw_zeros(bench.model, bench.seed)
         before = bench.run()
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
+    constant = not silent and _ignores(bench, before)
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
     phi = powers_for(graph, dtype, bench.seed)
 
@@ -93,6 +95,7 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
             silent,
             "; no output is a number other than 0, so that nothing could have been seen to change",
         ),
+        (constant, "; other inputs give the same outputs: the model ignores its inputs"),
     )
     words += "".join(text for said, text in further if said)
     if not len(before.outputs):
@@ -107,10 +110,19 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         "rescaling_as_it_stands": as_it_stands,
         "normalisation_layers": layers,
         "weights_drawn": drawn,
-        "vacuous": silent,
+        "vacuous": silent or constant,
         "dtype": str(dtype).removeprefix("torch."),
     }
     return evidence, switches
+
+
+def _ignores(bench: Workbench, before: ForwardRun) -> bool:
+    """Whether a model gives the same outputs for other inputs, up to rounding."""
+    other = other_inputs((tuple(bench.inputs[0]), dict(bench.inputs[1])), bench.seed)
+    after = None if other is None else _run(replace(bench, inputs=other))
+    if after is None or after.outputs.shape != before.outputs.shape:
+        return False
+    return difference(before, after) <= 64 * torch.finfo(precision(bench.model)).eps
 
 
 def measure_levels(bench: Workbench) -> dict[str, Any]:

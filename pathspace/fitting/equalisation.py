@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,12 @@ def equalise(
     check_format(bits, per)
     expect_numbers("equalise", "a whole number from 0 to 1,000,000", or_none=True, trials=trials)
     random = calibration is None
+    if random:
+        warnings.warn(
+            "equalise found no calibration batches and makes up random ones, which say little about"
+            " real data; pass calibration=.",
+            stacklevel=2,
+        )
     held = calibrated(model, graph, calibration)
     rounded = Rounded(model, graph, bits, per)
     if trials is None:

@@ -64,3 +64,8 @@ def test_a_bound_that_is_not_attempted_names_the_true_reason() -> None:
     layers = nn.GroupNorm(2, 4), nn.BatchNorm2d(4, affine=False), nn.LeakyReLU()
     found = ps.verify(nn.Sequential(*layers), torch.randn(3, 4, 5, 5), upper_bound=True)
     assert "detached" not in found.upper_bound["evidence"]
+
+
+def test_a_model_that_ignores_its_input_is_called_so() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), nn.LayerNorm(1))
+    assert ps.verify(model, torch.randn(6, 3)).invariance["vacuous"]

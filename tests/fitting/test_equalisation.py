@@ -296,5 +296,6 @@ def test_inputs_by_name_are_made_up_in_any_order() -> None:
 
     model = Named()
     graph = ps.trace(model, kwargs={"i": torch.tensor([1, 2]), "x": torch.randn(2, 4)})
-    found = ps.equalise(model, graph, 4, trials=3)
+    with pytest.warns(UserWarning, match="makes up random ones"):
+        found = ps.equalise(model, graph, 4, trials=3)
     assert found.made_up and "on random inputs" in str(found)
