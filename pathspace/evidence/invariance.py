@@ -151,7 +151,7 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
     def level(direction: Tensor, units: int) -> dict[str, Any]:
         changes = [
             {"deviation": d, "change": difference(before, bench.rescaled(d * direction))}
-            for d in deviations[: len(deviations) * bool(units)]
+            for d in (deviations if units else ())
         ]
         return {"units": units, "dimension": graph.num_weights - units, "changes": changes}
 

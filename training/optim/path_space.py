@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -97,6 +98,9 @@ class PathSpace(Shell):
     """
 
     _own: ClassVar[str] = "path_space"
+    min_ratio = property(attrgetter("manner.min_ratio"), doc="See the argument.")
+    max_multiplier = property(attrgetter("manner.cap"), doc="See the argument.")
+    relative = property(attrgetter("manner.relative"), doc="See the argument.")
 
     def __init__(
         self,
@@ -121,9 +125,7 @@ class PathSpace(Shell):
                 )
         warn_of_dead(owner, skeleton)
         linear = all(isinstance(one, SGD) for one in self.optimizers)
-        self.min_ratio, self.max_multiplier = min_ratio, max_multiplier
-        self.relative = bool(relative)
-        self.manner = Manner(2 if linear else 1, max_multiplier, self.relative, min_ratio)
+        self.manner = Manner(2 if linear else 1, max_multiplier, bool(relative), min_ratio)
         # weights at dead units are constant
         self.skeleton = skeleton.live
         # what the state has besides the moments of tensors, from the first step on
