@@ -15,7 +15,7 @@ from ..errors import InputError, InputTypeError, expect_arguments
 from ..graph.structure import Structure
 from ..models.copies import safe_deepcopy
 from ..models.finite import expect_scales
-from ..models.values import has_values, is_cut, require_values
+from ..models.values import has_values, require_values, sharded
 from ..models.walk import tensors_of
 from .moves import move_, moved
 from .transport import expect_transport, transported
@@ -111,7 +111,8 @@ def rescale_(
     expect_scales("rescale_", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
     tensors = expect_blocks("rescale_", model, graph, factors)
-    require_values("rescale_", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
+    held = [(name, tensors[name]) for name in factors]
+    require_values("rescale_", [(name, one) for name, one in held if sharded(one)])
     moves = _transport(
         optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory
     )

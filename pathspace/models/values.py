@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import InputError
 from .walk import every_module
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 # larger tensors are neither computed nor read
 LARGEST_BUFFER = 1 << 24
@@ -47,7 +51,7 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         return
     if is_lazy(named[lacking[0]]):
         why = "without a shape yet, expected numbers; run the model once on a batch"
-    elif is_cut(named[lacking[0]]):
+    elif sharded(named[lacking[0]]):
         why = (
             "sharded over devices, expected whole tensors; do this before the model is sharded:"
             " names and units are the same"
@@ -63,7 +67,7 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors without values; sharded ones are whole while they are used."""
     require_values(
-        who, ((name, each) for name, each in tensors if is_lazy(each) or not is_cut(each))
+        who, ((name, each) for name, each in tensors if is_lazy(each) or not sharded(each))
     )
 
 
@@ -132,7 +136,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _KEPT = ("__composable_api", "_is_fsdp", "_fsdp")
 
 
-def is_cut(tensor: Tensor) -> bool:
+def sharded(tensor: Tensor) -> TypeIs[DTensor]:
     """Whether a tensor is sharded over devices, so that no process has all of its values."""
     return type(tensor).__name__ == "DTensor"
 

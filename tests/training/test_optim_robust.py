@@ -286,6 +286,36 @@ def test_weights_that_are_laid_out_otherwise_take_the_same_steps(
     assert largest_difference(twin, model) < 1e-10
 
 
+@pytest.mark.parametrize("inner", [optim.SGD, optim.Adagrad, optim.AdamW])
+@pytest.mark.parametrize("what", ["weights", "gradients"])
+def test_fused_kernels_get_no_strides(inner: Callable[..., Any], what: str) -> None:
+    """Those of torch on a processor give wrong results for them, and say nothing."""
+    ends = []
+    for fused in (False, True):
+        model = net()
+        weight = model[0].weight
+        if what == "weights":
+            weight.data = weight.data.t().contiguous().t()
+        optimizer = PathSpace(inner(model.parameters(), lr=0.01, fused=fused), skeleton_of(model))
+        for _ in range(2):
+            (model(X) - 1).square().mean().backward()
+            if what == "gradients":
+                weight.grad = weight.grad.t().contiguous().t()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(model)
+    assert largest_difference(*ends) < 1e-12
+
+
+def test_gadam_is_fused_on_a_processor_by_default() -> None:
+    model = net()
+    named, skeleton = list(model.named_parameters()), skeleton_of(model)
+    settings = {"by default": {}, "asked": {"fused": False}, "in turns": {"foreach": False}}
+    made = {how: GAdam(named, skeleton=skeleton, **given) for how, given in settings.items()}
+    found = {how: optimizer.param_groups[0]["fused"] for how, optimizer in made.items()}
+    assert found == {"by default": True, "asked": False, "in turns": None}
+
+
 @pathwise
 def test_a_model_may_change_its_type(make: Callable[..., Any]) -> None:
     model = net().float()

@@ -90,14 +90,12 @@ class Side:
         value = tensor + self.shift if self.shift else tensor
         if self.unused is not None:
             value = value.masked_fill(self.unused.to(value.device), 0)
-        dims = [
-            d
-            for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True))
-            if n == 1 < size
-        ]
         # in float32 at least, because scales would inherit rounding errors
         found = value.to(torch.promote_types(value.dtype, torch.float32)).square()
-        return (found.sum(dims, keepdim=True) if dims else found).double()
+        # (a sum over dimensions with others between them takes five times as long)
+        for d, size in enumerate(self.ids.shape):
+            found = found.sum(d, keepdim=True) if size == 1 < found.shape[d] else found
+        return found.double()
 
 
 def sides(graph: Structure) -> list[Side]:
@@ -155,10 +153,6 @@ class Canonical:
     targets: np.ndarray
 
 
-# a side, its factor, and that of its buffers, if they change
-Moved = tuple[Side, Tensor, Tensor | None]
-
-
 class Sweep:
     """The sweep over all units of a graph.
 
@@ -171,7 +165,7 @@ class Sweep:
     Attributes:
         sides: sides of weights, over which squares are summed; then the running statistics that
             are rescaled with them.
-        follows: whether a balanced unit is at an entry, for each of them.
+        follows: the tensors at whose entries there are balanced units.
     """
 
     def __init__(
@@ -191,7 +185,7 @@ class Sweep:
         times = np.array([*(1 for _ in weights), *(power for _, power in runs)])
         power = power * times[of_side]
         balanced = found.kinds == BALANCED
-        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[unit]]).tolist()
+        self.follows = {self.sides[number].name for number in of_side[balanced[unit]]}
         # most scales at one weight, which may change together
         width = 2 * max(1, abs(graph.expand).sum(1).max(initial=1))
         alone = 1 / (1 + (found.kinds == LEFT).any())
@@ -201,7 +195,10 @@ class Sweep:
 
         self._unit, self._entry = on(unit), on(entry)
         self._power = on(power, torch.float64)
-        self._pairs = int((of_side < len(weights)).sum())
+        # sums of entering squares, then of leaving ones
+        n, count = int((of_side < len(weights)).sum()), graph.num_units
+        self._place, self._summand = on((unit + count * (power < 0))[:n]), on(entry[:n])
+        self._times = on(abs(power[:n]), torch.float64)
         self._balanced = on(balanced, torch.bool)
         self._rate = on(np.where(balanced, 1 / width, alone), torch.float64)
         self._kinds = on(found.kinds, torch.float64)
@@ -216,7 +213,9 @@ class Sweep:
         self._share = on(share, torch.float64)
         self._target = on(np.bincount(group, found.targets[voter]), torch.float64)
 
-    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Moved]]:
+    def step(
+        self, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """The change of the units' log-scales, and the factors of all tensors at them.
 
         Buffers follow balanced units only. That a unit comes back to a fixed norm is not a change
@@ -227,31 +226,21 @@ class Sweep:
             tensors: parameters by name.
 
         Returns:
-            Changes, one for each unit; sides with their factors and those that buffers follow,
-            which are broadcastable to their tensors.
+            Changes, one for each unit; the factors of tensors, and those that buffers follow,
+            which are broadcastable to the tensors.
         """
         weights = self.sides[: self._summed]
         squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in weights])
-        n, count = self._pairs, len(self._rate)
-        power = self._power[:n]
-        # sums of entering, then of leaving squares
-        place = self._unit[:n] + count * (power < 0)
-        entering, leaving = (
-            squares.new_zeros(2 * count)
-            .index_add_(0, place, squares[self._entry[:n]] * power.abs())
-            .view(2, -1)
-        )
+        sums = squares.new_zeros(2 * len(self._rate))
+        sums.index_add_(0, self._place, squares[self._summand] * self._times)
+        entering, leaving = sums.view(2, -1)
         known = self._balanced & (entering > 0) & (leaving > 0)
-        even = torch.where(known, self._rate / 4 * (leaving / entering).log(), 0.0)
-        off = self.deviation(squares)
-        change = even - self._rate / 2 * self._kinds * off
-        factors, followed = self._factors(change), self._factors(even)
-        return change, [
-            (side, factor, mine if follows else None)
-            for side, factor, mine, follows in zip(
-                self.sides, factors, followed, self.follows, strict=True
-            )
-        ]
+        change = even = torch.where(known, self._rate / 4 * (leaving / entering).log(), 0.0)
+        if len(self._voter):
+            change = even - self._rate / 2 * self._kinds * self.deviation(squares)
+        factors = self._factors(change, tensors)
+        followed = factors if change is even else self._factors(even, tensors)
+        return change, factors, {n: f for n, f in followed.items() if n in self.follows}
 
     def deviation(self, squares: Tensor) -> Tensor:
         """Mean of ``log(squares / target)`` for every unit."""
@@ -260,12 +249,16 @@ class Sweep:
         none = self._rate.new_zeros(len(self._rate))
         return none.index_add_(0, self._voted, self._share * off[self._group])
 
-    def _factors(self, change: Tensor) -> list[Tensor]:
-        """The factor of each side, after changes of log-scales."""
+    def _factors(self, change: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The factor of each tensor, after changes of log-scales."""
         logs = change.new_zeros(sum(self._sizes))
         logs.index_add_(0, self._entry, self._power * change[self._unit])
-        parts = logs.exp_().split(self._sizes)
-        return [part.view(side.ids.shape) for side, part in zip(self.sides, parts, strict=True)]
+        found: dict[str, Tensor] = {}
+        for side, part in zip(self.sides, logs.exp_().split(self._sizes), strict=True):
+            if (tensor := tensors.get(side.name)) is not None:
+                factor, other = part.view(side.ids.shape).to(tensor.dtype), found.get(side.name)
+                found[side.name] = factor if other is None else other * factor
+        return found
 
 
 def _nominal(graph: Structure, tensors: Mapping[str, Tensor]) -> np.ndarray:

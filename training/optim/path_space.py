@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Muon, Optimizer, SparseAdam
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
-from pathspace.models.values import is_cut, require_values
+from pathspace.models.values import require_values, sharded
 from pathspace.paths.skeleton import Skeleton, warn_of_dead
 
 from .coordinates import PathCoordinates
@@ -21,7 +21,7 @@ from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
-from .tensors import Guest, PathTensor, find_spread, local, sharded
+from .tensors import Guest, PathTensor, find_spread, in_order, local
 from .trees import choice, digest, edges_of, kept_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
@@ -137,7 +137,7 @@ class PathSpace(Shell):
             name or ("a parameter" if block is None else self.skeleton.graph.blocks[block].name): p
             for block, (name, p) in found
         }
-        require_values(owner, [(name, p) for name, p in held.items() if not is_cut(p)])
+        require_values(owner, [(name, p) for name, p in held.items() if not sharded(p)])
         self._connect(blocks).expect_range()
         self._wrap()
         if not any(map(sharded, self.weights.values())):
@@ -241,19 +241,24 @@ class PathSpace(Shell):
             self._connect(self._blocks())
             self._follow()
         self.space.look_for_frozen()
+        for group in self.param_groups:
+            if any(map(sharded, group["params"])):
+                # (torch's kernels for many tensors take no mixture with whole ones)
+                group.update({key: False for key in ("fused", "foreach") if key in group})
+            elif group.get("fused") and not all(map(in_order, group["params"])):
+                group["fused"] = False
         self._seen = seen
         return True
 
     def _follow(self) -> None:
         """Move the states to the type and device of the weights, which a model may change."""
         for one in self.optimizers:
-            for parameter, entry in one.state.items():
-                for key, value in entry.items():
-                    if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
-                        entry[key] = value.to(parameter)
+            one.load_state_dict(one.state_dict())
+        fused = any(group.get("fused") for group in self.param_groups)
         for entry in self._kept, *self._kept.get("chains", {}).values():
             for key, value in entry.items():
-                if isinstance(value, Tensor) and value.ndim:
+                # (fused kernels read the number of steps on their device)
+                if isinstance(value, Tensor) and (value.ndim or fused):
                     entry[key] = value.to(self.space.device)
 
     def _take(self, closure: Closure | None) -> Any:
@@ -288,9 +293,6 @@ class PathSpace(Shell):
             state = kept["chains"].pop(str(number), {})
             if state:
                 one.state[value] = state
-            if any(map(sharded, group["params"])):
-                # (torch's kernels for many tensors take no mixture with whole ones)
-                group.update({key: False for key in ("fused", "foreach") if key in group})
             group["params"].append(value)
             rests = (
                 {}
@@ -353,9 +355,7 @@ class PathSpace(Shell):
     # --- states, copies and pickles
 
     def fingerprint(self) -> str:
-        """A hash of the two trees, stored in the state, so that a state of
-        another skeleton is refused.
-        """
+        """A hash of the two trees, by which a state of another skeleton is refused."""
         return hashlib.sha256(edges_of(self.skeleton).numpy().tobytes()).hexdigest()
 
     def _mark(self) -> Tensor:
@@ -383,7 +383,7 @@ class PathSpace(Shell):
             self.skeleton, self.space, self._memory = before
             raise
         super()._load(state)
-        self._kept = kept
+        self._kept, self._seen = kept, []
 
     def _checked(self, found: Any) -> dict[str, Any]:
         """A copy of the shell's entry of a state, on the device of the weights.

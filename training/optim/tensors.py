@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.models.values import is_cut
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-    from typing_extensions import TypeIs
+from pathspace.models.values import sharded
 
 HALF = (torch.float16, torch.bfloat16)
 # number of elements that, with intermediate results, fit into the cache of a processor
@@ -63,17 +59,18 @@ class Spread:
         return values
 
 
-def sharded(tensor: Tensor) -> TypeIs[DTensor]:
-    """:func:`is_cut`, for the types of this file."""
-    return is_cut(tensor)
-
-
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor on this device: the tensor itself, or its shard (the same memory)."""
     if not sharded(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
+
+
+def in_order(parameter: Tensor) -> bool:
+    """Whether fused kernels of torch, which ignore strides on a processor, can take it."""
+    own, grad = parameter, parameter.grad
+    return not own.is_cpu or (own.is_contiguous() and (grad is None or grad.is_contiguous()))
 
 
 def local_gradient(parameter: Tensor, grad: Tensor) -> Tensor:
@@ -230,7 +227,7 @@ class PathTensor:
         """What decides how a step treats it; the layout depends on the first two."""
         own, grad = self.parameter, self.grad
         kind = None if grad is None else (grad.layout, grad.dtype)
-        return own.dtype, own.device, own.requires_grad, kind
+        return own.dtype, own.device, own.requires_grad, kind, in_order(own)
 
 
 @dataclass(eq=False, slots=True)
@@ -348,4 +345,4 @@ def as_gradient(entry: PathTensor, gradient: Tensor) -> Tensor:
 
 def known(value: Tensor) -> float:
     """A number, as far as one can see without waiting for a device; else NaN."""
-    return float(value.numpy()) if value.device.type == "cpu" else math.nan
+    return float(value.numpy()) if value.is_cpu else math.nan
