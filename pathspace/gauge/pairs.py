@@ -87,12 +87,15 @@ class MatrixLayout:
 
 @dataclass(eq=False)
 class Table:
-    """Edges as a matrix, with the ids of :class:`MatrixLayout` for its ends."""
+    """Edges as a matrix, with the ids of :class:`MatrixLayout` for its ends; ``loops`` is the sum
+    of weights that no gauge changes, which stand there no more.
+    """
 
     sizes: Tensor
     head: Tensor
     side: Tensor
     tail: Tensor
+    loops: float = 0.0
 
     def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
         """Log-scales of rows, and those of columns with a minus sign."""
@@ -111,17 +114,13 @@ class Table:
         half = ((up[:, None] + down[None, :]) / 2).exp()
         self.sizes.mul_(half).mul_(half)
 
-    def drop_loops(self) -> float:
-        """Set weights that no gauge changes to 0; their sum."""
-        if not bool(
-            torch.isin(self.head, self.side).any() | torch.isin(self.head, self.tail).any()
-        ):
-            return 0.0
-        # (a side or a tail is the root, whose id is 0)
-        loops = self.head[:, None] == self.side[:, None] + self.tail[None, :]
-        total = float(self.sizes[loops].sum())
-        self.sizes.masked_fill_(loops, 0)
-        return total
+    def drop_loops(self) -> None:
+        """Set weights that no gauge changes to 0."""
+        if bool(torch.isin(self.head, self.side).any() | torch.isin(self.head, self.tail).any()):
+            # (a side or a tail is the root, whose id is 0)
+            loops = self.head[:, None] == self.side[:, None] + self.tail[None, :]
+            self.loops = float(self.sizes[loops].sum())
+            self.sizes.masked_fill_(loops, 0)
 
     def arcs(self, row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tails and heads of entries."""
@@ -161,12 +160,8 @@ class Pairs:
         return value.masked_fill(block.unused.expand(block.shape), 0)
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
-        self.constant = 0.0
-        self.tables: list[Table] = []
-        for one in values:
-            table = self.table(*one)
-            self.constant += table.drop_loops()
-            self.tables.append(self.held(table))
+        self.tables = self.held(map(self.table, values))
+        self.constant = sum(table.loops for table in self.tables)
         self.origin = np.zeros(self.graph.num_units)
         unit = csr_array(self.graph.expand[:, 1:].astype(np.float64))
         self._turn = None
@@ -178,20 +173,23 @@ class Pairs:
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
-    def held(self, table: Table) -> Table:
-        """What is kept of a table."""
-        return table
+    def held(self, tables: Iterable[Table]) -> list[Table]:
+        """What is kept of the tables."""
+        return list(tables)
 
     def whole(self) -> Iterable[Table]:
         """The tables with every entry."""
         return self.tables
 
-    def table(self, value: Tensor, heads: Tensor, tails: Tensor) -> Table:
-        """Sizes of values, which are overwritten."""
+    def table(self, edges: tuple[Tensor, Tensor, Tensor]) -> Table:
+        """Sizes of edges: values, which are overwritten, heads and tails."""
+        value, heads, tails = edges
         value = value.square_() if self.p == 2 else value.abs_().pow_(self.p)
         layout = MatrixLayout(tails, heads, value.shape)
         sizes = layout.matrix(value, largest=False)
-        return Table(sizes, layout.head, layout.side, layout.tail)
+        table = Table(sizes, layout.head, layout.side, layout.tail)
+        table.drop_loops()
+        return table
 
     def _logs(self, phi: np.ndarray) -> Tensor:
         table = np.concatenate([np.zeros(1), phi])

@@ -30,6 +30,7 @@ from .programme import Minimum, minimise
 # the default tolerance up to so many scalars between units, and for more
 FEW, EXACT, CLOSE = 1 << 23, 1e-12, 1e-3
 ROUNDS = 200
+NONE, NO_SUMS = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
 APPROXIMATE = "its scale is free at eps = 0 only"
 
 Path = str | os.PathLike[str]
@@ -158,35 +159,70 @@ def _cut(ids: Tensor, place: slice) -> Tensor:
 
 
 class _Sums(Table):
-    """A table of which only the sums of rows and columns are kept.
+    """Tables side by side of which only the sums of rows and columns are kept.
 
-    ``rows columns / sum`` stands in place of its sizes: the same value and derivatives here.
+    ``rows columns / sum`` stands in place of the sizes of each: the same value and derivatives
+    where it was measured, and everywhere for a table of one row or column.
     """
 
-    def __init__(
-        self, table: Table, up: Tensor, down: Tensor, sample: tuple[np.ndarray, np.ndarray]
-    ) -> None:
-        self.head, self.side, self.tail = table.head, table.side, table.tail
-        self._sample = sample
-        # (largest factors are taken out, so that sums in float32 do not overflow)
-        high, low = up.max(), down.max()
-        left, right = ((up - high).exp(), (down - low).exp())
-        kind = table.sizes.dtype
-        self.rows = up.exp() * table.by_row(right.to(kind)).double() * low.exp()
-        self.columns = down.exp() * table.by_column(left.to(kind)).double() * high.exp()
+    def __init__(self, tables: Iterable[Table]) -> None:
+        parts, samples = [(NONE,) * 3 + (NO_SUMS,) * 2], [np.zeros((2, 0), np.int64)]
+        self.loops = 0.0
+        for table in tables:
+            self.loops += table.loops
+            samples.append(np.stack(table.sample()))
+            zeros = [torch.zeros(size, dtype=torch.float64) for size in table.sizes.shape]
+            parts.append((table.head, table.side, table.tail, *_sums(table, *zeros)))
+        self._sample = np.concatenate(samples, 1)
+        self.head, self.side, self.tail, self.rows, self.columns = map(
+            torch.cat, zip(*parts, strict=True)
+        )
+        sizes = [torch.tensor([len(part[end]) for part in parts]) for end in (0, 2)]
+        number = torch.arange(len(parts))
+        self._of_row, self._of_column = (number.repeat_interleave(each) for each in sizes)
+        # where those of several rows and columns stand
+        ends = [each.cumsum(0).tolist() for each in sizes]
+        self.wide = [
+            tuple(slice(end[i - 1], end[i]) for end in ends)
+            for i in range(1, len(parts))
+            if min(len(parts[i][0]), len(parts[i][2])) > 1
+        ]
+        self._nothing = torch.zeros(len(parts), dtype=torch.float64)
+
+    def measure(self, tables: Iterable[Table], logs: Tensor) -> None:
+        """Measure the sums of the tables with several rows and columns anew."""
+        for (rows, columns), table in zip(self.wide, tables, strict=True):
+            self.rows[rows], self.columns[columns] = _sums(table, *table.ends(logs))
 
     def scale(self, up: Tensor, down: Tensor) -> None:
         rows, columns = self.by_row(down.exp()), self.by_column(up.exp())
         self.rows, self.columns = up.exp() * rows, down.exp() * columns
 
+    def _shares(self, values: Tensor, table: Tensor) -> Tensor:
+        """Sums over each table, over that of its sizes."""
+        totals = self._nothing.index_add(0, self._of_row, self.rows)
+        sums = self._nothing.index_add(0, table, values)
+        return sums / totals.clamp_min_(1e-300)
+
     def by_row(self, factors: Tensor) -> Tensor:
-        return self.rows * (self.columns @ factors) / self.rows.sum().clamp_min(1e-300)
+        return self.rows * self._shares(self.columns * factors, self._of_column)[self._of_row]
 
     def by_column(self, factors: Tensor) -> Tensor:
-        return self.columns * (factors @ self.rows) / self.rows.sum().clamp_min(1e-300)
+        return self.columns * self._shares(self.rows * factors, self._of_row)[self._of_column]
 
     def sample(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._sample
+        tail, head = self._sample
+        return tail, head
+
+
+def _sums(table: Table, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of rows and columns, with log-scales of both."""
+    # (largest factors are taken out, so that sums in float32 do not overflow)
+    high, low = up.max(), down.max()
+    left, right = ((up - high).exp(), (down - low).exp())
+    sizes = table.sizes.double() if 1 in table.sizes.shape else table.sizes
+    rows, columns = sizes @ right.to(sizes.dtype), left.to(sizes.dtype) @ sizes
+    return up.exp() * rows.double() * low.exp(), down.exp() * columns.double() * high.exp()
 
 
 class StreamedPairs(Pairs):
@@ -237,35 +273,21 @@ class StreamedPairs(Pairs):
                     value = value.masked_fill(_cut(unused, place).expand(value.shape), 0)
                 yield value, _cut(head, place), _cut(tail, place)
 
-    def held(self, table: Table) -> Table:
-        """A table of one row or column, or the sums of a larger one."""
-        if 1 in table.sizes.shape:
-            table.sizes = table.sizes.double()
-            return table
-        up, down = (torch.zeros(size, dtype=torch.float64) for size in table.sizes.shape)
-        return _Sums(table, up, down, table.sample())
+    def held(self, tables: Iterable[Table]) -> list[Table]:
+        """The sums of all tables."""
+        self.sums = _Sums(tables)
+        return [self.sums]
 
     def whole(self) -> Iterator[Table]:
-        """The tables, read again if they are not held."""
-        yield from (table for table in self.tables if not isinstance(table, _Sums))
-        yield from self._large()
-
-    def _large(self) -> Iterator[Table]:
-        for one in self._values(self.between):
-            table = self.table(*one)
-            table.drop_loops()
-            if 1 not in table.sizes.shape:
-                yield table
+        """The tables, read again."""
+        return map(self.table, self._values(self.tensors))
 
     def move(self, phi: np.ndarray) -> None:
         """Measure the sums of all tables at ``phi``."""
         super()._rebase(phi)
-        factors = self._logs(phi).mul_(self.p)
-        sums = [table for table in self.tables if isinstance(table, _Sums)]
-        held = [table for table in self.tables if not isinstance(table, _Sums)]
-        for old, table in zip(sums, self._large(), strict=True):
-            held.append(_Sums(table, *table.ends(factors), old.sample()))
-        self.tables = held
+        tables = map(self.table, self._values(self.between))
+        wide = (table for table in tables if 1 not in table.sizes.shape)
+        self.sums.measure(wide, self._logs(phi).mul_(self.p))
 
 
 def _between(head: Tensor, tail: Tensor) -> bool:
