@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -30,6 +31,15 @@ settings.register_profile("pathspace", deadline=None)
 # 'make test' judges each change by the same networks; without the variable each run draws new ones
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "pathspace"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with the mark ``sampled(n)`` the quick tests run about one case of n."""
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and crc32(item.name.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
 
 
 class SameDraws:

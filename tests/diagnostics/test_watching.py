@@ -35,6 +35,7 @@ logging.getLogger("pathspace").setLevel(logging.ERROR)
 TRACED = {"unbalanced", "unbalanced-block", "pulled"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", runs.BROKEN)
 def test_broken_runs_are_put_down_to_what_was_broken(name: str) -> None:
     kind, place, run = runs.BROKEN[name]
@@ -49,6 +50,7 @@ def test_broken_runs_are_put_down_to_what_was_broken(name: str) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", runs.HEALTHY)
 def test_healthy_runs_raise_none(name: str) -> None:
     watch = runs.HEALTHY[name].watched(seed=12, structure=name in ("residual", "mlp-sgd"))

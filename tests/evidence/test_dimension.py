@@ -255,6 +255,7 @@ def rescaled(name: str, seed: int = 0) -> tuple[Case, nn.Module, ps.ReductionGra
     return (model, args), twin, graph
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_gauge_transformation_changes_weights_and_nothing_else(name: str) -> None:
     (model, args), twin, graph = rescaled(name)

@@ -51,6 +51,7 @@ def sides(model: nn.Module, graph: ps.ReductionGraph, p: float) -> tuple[np.ndar
     return incoming[1:], outgoing[1:]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", HELD_OUT)
 @pytest.mark.parametrize("tree", ["in", "out"])
 def test_canonical_models_compute_the_same_with_skeleton_weights_of_size_one(
@@ -78,6 +79,7 @@ def test_rescaled_models_have_one_canonical_form() -> None:
         torch.testing.assert_close(one, two, rtol=1e-10, atol=0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", HELD_OUT)
 @pytest.mark.parametrize("p", [1, 2])
 def test_balanced_models_compute_the_same_with_equal_sides(name: str, p: int) -> None:

@@ -78,6 +78,7 @@ def oracle(witness: Witness) -> dict[int, int]:
     return distance
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_every_fixed_scale_has_a_shortest_chain(name: str) -> None:
     model, args = CASES[name]()

@@ -54,6 +54,7 @@ UNTOLD = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("entry", "mode"), parameters(FAST))
 def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
@@ -74,6 +75,7 @@ def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("entry", "mode"), parameters(SMALL))
 def test_no_symmetry_is_missed_on_small_models(entry: Entry, mode: str) -> None:

@@ -117,6 +117,7 @@ def flat(outputs: Any) -> Tensor:
     return torch.cat(found) if found else torch.zeros(0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_odd_models_get_an_answer_or_a_sentence_and_stay_as_they_are(entry: Odd) -> None:
     model, args, kwargs = make(entry)

@@ -51,6 +51,7 @@ def check_basis(graph: ps.ReductionGraph, basis: BasisPaths, paths: np.ndarray) 
         assert np.array_equal(basis.coefficients(path), row)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CASES)
 def test_basis_is_exact(name: str, rule: str) -> None:
@@ -200,6 +201,7 @@ def test_monomials_evaluate_to_the_values(name: str) -> None:
         assert float(monomial.subs(numbers)) == pytest.approx(value, rel=1e-10)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CASES)
 def test_rebuilding_from_values_and_signs_gives_the_same_function(name: str, rule: str) -> None:

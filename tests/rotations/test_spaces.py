@@ -80,6 +80,7 @@ def test_rigid_spaces_say_why() -> None:
     assert all(reasons.values())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_elements_change_no_output(name: str) -> None:
     _check(f"{name} eval")

@@ -138,6 +138,7 @@ def check_one_step(case: Problem, lr: float) -> None:
         torch.testing.assert_close(parameter.detach() - before[key], wanted, rtol=0, atol=allowed)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("initialised", [False, True])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NETWORKS)

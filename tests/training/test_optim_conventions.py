@@ -422,6 +422,7 @@ def test_a_state_of_another_skeleton_or_optimizer_is_refused(make: Make) -> None
             optimizer.load_state_dict(state)
 
 
+@pytest.mark.sampled(4)
 @every
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 def test_copies_go_on_alone(make: Make, way: str) -> None:

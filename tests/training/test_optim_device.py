@@ -89,6 +89,7 @@ class _Inside(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     slow_names(

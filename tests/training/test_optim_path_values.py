@@ -79,6 +79,7 @@ LIKE: dict[str, tuple[type[Any], dict[str, Any], type[Any]]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", ["modulo", "random"])
 @pytest.mark.parametrize("member", LIKE)
 @pytest.mark.parametrize("name", NETWORKS)

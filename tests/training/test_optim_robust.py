@@ -50,6 +50,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 # --- frozen weights
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("which", ["first", "last", "every other"])
 def test_frozen_weights_stay_and_the_rest_descends(name: str, which: str) -> None:

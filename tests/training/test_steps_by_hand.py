@@ -31,6 +31,7 @@ def ends(block: WeightBlock) -> list[tuple[int, int]]:
     return list(zip(*sides, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ def make(task: Task, kind: str, **options: Any) -> Training:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "stop", "saved"),
     [

@@ -96,6 +96,7 @@ def compare(name: str, net: Net, wrong_rule: Any, monkeypatch: pytest.MonkeyPatc
     assert wrong != true
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TELLING)
 def test_what_a_rule_claims_is_so_and_copying_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +130,7 @@ def test_other_forms_are_sound(
     assert units is None or found == units
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TAKEN_APART)
 def test_operations_without_a_rule_are_sound(name: str) -> None:
     (_, sound), _ = outcome(network(name, *TAKEN_APART[name]))
