@@ -190,7 +190,7 @@ class _Sums(Table):
         self._nothing = torch.zeros(len(parts), dtype=torch.float64)
 
     def measure(self, tables: Iterable[Table], logs: Tensor) -> None:
-        """Measure the sums of the tables with several rows and columns anew."""
+        """Measure the sums of the tables with several rows and columns again."""
         for (rows, columns), table in zip(self.wide, tables, strict=True):
             self.rows[rows], self.columns[columns] = _sums(table, *table.ends(logs))
 
