@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 from torch import Tensor, nn, strided
 
+from ..errors import InputError
 from ..models.values import has_values
+from ..models.walk import every_tensor
 from .captured import Captured
 
 
 def memory_of(tensor: Tensor) -> tuple[int, int, bool]:
     """The first byte of a tensor's elements, the byte after the last, and whether the tensor fills
     all memory between them; nothing (``0, 0, True``) for tensors without such memory.
-
-    Example:
-        >>> import torch
-        >>> start, end, filled = memory_of(torch.zeros(3, 2).T[0])
-        >>> end - start, filled
-        (20, False)
     """
     if not storage_of(tensor) or not tensor.numel():
         return 0, 0, True
@@ -32,6 +29,23 @@ def storage_of(tensor: Tensor) -> int:
     """Where the memory of a tensor and of its views begins; 0 for tensors without such memory."""
     plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == strided
     return tensor.untyped_storage().data_ptr() if plain and has_values(tensor) else 0
+
+
+def check_memory(model: nn.Module) -> None:
+    """Refuse different parameters that share memory, because rescaling one changes the other."""
+    held, named = [], every_tensor(model, "_parameters", repeated=False)
+    for parameter, name in {id(p): (p, name) for name, p in reversed(named.items())}.values():
+        start, end, filled = memory_of(parameter)
+        if start:
+            # first and last byte are enough if the parameter fills all memory between them
+            held.append((start, end if filled else start, name))
+    held.sort()
+    for (_, end, name), (start, _, other) in itertools.pairwise(held):
+        if start < end:
+            raise InputError(
+                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory;"
+                " make them one parameter, by assigning the parameter itself instead of its data."
+            )
 
 
 def read_elsewhere(captured: Captured) -> frozenset[str]:

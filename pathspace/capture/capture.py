@@ -1,7 +1,7 @@
 """From an eager model to a captured graph, which holds no writes and says where operations are.
 
 The model's code runs once on a private copy (:mod:`.tracer`), writes become new values
-(:mod:`.writes`), and whatever stops the run becomes one sentence (:mod:`.refusals`).
+(:mod:`.writes`), and whatever stops the run becomes one sentence.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError, InputTypeError, PathspaceError
+from ..errors import CaptureError, InputTypeError, PathspaceError, first_line
 from ..models.inputs import arranged, check_inputs, ordinary
 from ..models.isolation import untouched
-from ..models.refusals import check_capturable, check_runs
+from ..models.refusals import check_capturable, check_runs, failed_run, user_frame
 from ..models.values import has_values, with_numbers
 from ..models.walk import every_tensor
-from .aliasing import memory_of
+from .aliasing import check_memory, memory_of
 from .captured import Captured, canonical_names
 from .packed import of_equal_lengths
-from .refusals import check_memory, decides_by_values, failed_capture
 from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes
 
+# (by name: some are slow to import)
+_BY_VALUES = (
+    "DataDependentOutputException DynamicOutputShapeException GuardOnDataDependentSymNode".split()
+)
 # torch's tracer has one state for all threads
 ONE_AT_A_TIME = threading.RLock()
 
@@ -35,14 +37,6 @@ def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> Captured:
     """Capture ``model`` on example inputs, in its current mode, without changing it.
-
-    Args:
-        model: any module whose code torch can trace.
-        args: positional example inputs.
-        kwargs: keyword example inputs.
-
-    Returns:
-        The captured graph with the provenance of its placeholders.
 
     Raises:
         InputTypeError: ``model`` is not a module.
@@ -58,6 +52,7 @@ def capture(
     check_capturable(model)
     check_memory(model)
     check_inputs(model, args, kwargs)
+    valued = all(map(has_values, (*model.parameters(), *model.buffers())))
     with ONE_AT_A_TIME, torch.inference_mode(False), with_numbers(), untouched(model):
         args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
         try:
@@ -74,12 +69,36 @@ def capture(
         except PathspaceError:
             raise
         except (Exception, SystemExit) as error:
-            _check_runs(model, args, kwargs)
+            if valued:
+                check_runs(model, args, kwargs)
+            elif not decides_by_values(error):
+                raise failed_run(model, args, kwargs, error) from error
             raise failed_capture(model, error) from error
-        if _mixes_types(found.graph):
+        if valued and _mixes_types(found.graph):
             # (without values, no operation checks the types of its operands)
-            _check_runs(model, args, kwargs)
+            check_runs(model, args, kwargs)
     return found
+
+
+def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
+    """The error for a model that runs but cannot be captured, as the capture raised ``error``."""
+    what, advice = first_line(error), "write this step with plain operations of torch"
+    if decides_by_values(error):
+        what = "a branch, a number or a size in its code depends on the values of tensors"
+        advice = "write this step with torch.where or torch.cond"
+    return CaptureError(
+        f"{type(model).__name__} runs but cannot be captured as a graph: {what}"
+        f" ({user_frame(error)}); {advice}, or pass the part of the model around it."
+    )
+
+
+def decides_by_values(error: BaseException | None) -> bool:
+    """Whether an error without values, or its cause, is about code that depends on them."""
+    while error is not None:
+        if type(error).__name__ in _BY_VALUES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _mixes_types(module: fx.GraphModule) -> bool:
@@ -91,22 +110,6 @@ def _mixes_types(module: fx.GraphModule) -> bool:
             if len({value.dtype for value in values if isinstance(value, Tensor)}) > 1:
                 return True
     return False
-
-
-def _check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """As :func:`check_runs`; a model without values runs on shapes alone."""
-    if all(map(has_values, (*model.parameters(), *model.buffers()))):
-        check_runs(model, args, kwargs)
-        return
-    fake = FakeModel(model)
-    with fake.mode:
-        args, kwargs = pytree.tree_map(fake.fake, (args, dict(kwargs)))
-        try:
-            check_runs(model, args, kwargs, fake.module)
-        except CaptureError as error:
-            # (what depends on values would run with them)
-            if not decides_by_values(error):
-                raise
 
 
 def _captured(model: nn.Module, fake: FakeModel, found: Recorder) -> Captured:

@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.fx import traceback as provenance
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -26,13 +30,8 @@ LARGEST = 1 << 24
 
 
 class KnownNumbers(TorchFunctionMode):
-    """Answers questions about values, where these follow from known tensors.
-
-    Args:
-        node_of: the node that a traced tensor comes from; ``None`` for other tensors.
-        constant: the tensor of the model for which a node stands.
-        known: id of a tensor without values -> its value.
-        failures: what torch raises where a result depends on values.
+    """Answers questions about values, where these follow from known tensors (``known``: the value
+    of a tensor without values, by its id).
     """
 
     def __init__(
@@ -40,11 +39,9 @@ class KnownNumbers(TorchFunctionMode):
         node_of: Callable[[Tensor], fx.Node | None],
         constant: Callable[[fx.Node], Any],
         known: Mapping[int, Tensor],
-        failures: tuple[type[Exception], ...],
     ) -> None:
         super().__init__()
-        self._node_of, self._constant = node_of, constant
-        self._known, self._failures = known, failures
+        self._node_of, self._constant, self._known = node_of, constant, known
         # buffers and constants of which a number was read
         self.read: list[Tensor] = []
 
@@ -61,7 +58,7 @@ class KnownNumbers(TorchFunctionMode):
             args = args[0], self._by_positions(args[1])
         try:
             return func(*args, **kwargs)
-        except self._failures:
+        except (DataDependentOutputException, DynamicOutputShapeException):
             values = self._values((args, kwargs))
             if values is not None:
                 with with_numbers(), torch.no_grad():

@@ -51,16 +51,7 @@ def equal_steps(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def of_equal_lengths(given: Any) -> Any:
-    """Inputs in which each packed sequence is one of equal lengths.
-
-    Args:
-        given: a nested structure of inputs.
-
-    Example:
-        >>> packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-        >>> of_equal_lengths(packed).batch_sizes
-        tensor([2, 2, 2])
-    """
+    """Nested inputs in which each packed sequence is one of equal lengths."""
 
     def filled(value: Any) -> Any:
         if not isinstance(value, PackedSequence):

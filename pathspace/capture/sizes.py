@@ -9,7 +9,7 @@ own, which other sizes may join. Then the model is captured once more, at other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,6 @@ from .capture import capture
 from .captured import Captured
 from .tracer import FakeModel
 from .writes import name_of
-
-# dimensions of input tensors: (number of the tensor, dimension)
-Dims = tuple[tuple[int, int], ...]
 
 # operations that take a tensor apart, or put it together, along dimensions: the position of this
 # argument
@@ -88,13 +85,7 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
 
 
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
-    """Inputs with other sizes of some dimensions: elements are cut off, or repeated from the start.
-
-    Example:
-        >>> import torch
-        >>> resized(((torch.tensor([[3, 5]]),), {}), {(0, 1): 3})
-        ((tensor([[3, 5, 3]]),), {})
-    """
+    """Inputs with other sizes of some dimensions: cut off, or repeated from the start."""
     leaves, spec = tree_flatten(inputs)
     number = -1
     for i, leaf in enumerate(leaves):
@@ -111,25 +102,6 @@ def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
     return args, kwargs
 
 
-def linked_dims(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
-    """Sizes, each with groups of dimensions that may vary together: all of that size,
-    then those at each position.
-    """
-    found: dict[int, list[tuple[int, int]]] = {}
-    for number, tensor in enumerate(_tensors(inputs)):
-        for dim, size in enumerate(tensor.shape):
-            if size == 1 or (size and not thin_only):
-                found.setdefault(size, []).append((number, dim))
-    for size, dims in found.items():
-        apart: dict[int, list[tuple[int, int]]] = {}
-        for number, dim in dims:
-            apart.setdefault(dim, []).append((number, dim))
-        yield (
-            size,
-            [tuple(dims), *([tuple(part) for part in apart.values()] if len(apart) > 1 else [])],
-        )
-
-
 # how much the sizes of inputs may grow: to twice the size, by one, or not at all
 GROWTHS = (2, 1, 0)
 
@@ -137,20 +109,18 @@ GROWTHS = (2, 1, 0)
 def other_sizes(
     runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool, growth: int = 2
 ) -> Inputs | None:
-    """The inputs with every dimension enlarged that can be, and with one less where they cannot.
-
-    Args:
-        runs: function that tells whether the model runs on inputs.
-        inputs: example inputs, positional and by keyword.
-        thin_only: change only dimensions of size 1.
-        growth: how much sizes may grow, one of :data:`GROWTHS`.
-
-    Returns:
-        Other inputs, or ``None`` if the model accepts no other sizes.
+    """The inputs with every dimension (with ``thin_only``, of size 1) enlarged that can be, and
+    with one less where they cannot; ``None`` if the model ``runs`` on no other sizes.
     """
     sizes: dict[tuple[int, int], int] = {}
+    # dimensions of equal size may be the same one
+    alike: dict[int, list[tuple[int, int]]] = {}
+    for number, tensor in enumerate(_tensors(inputs)):
+        for dim, size in enumerate(tensor.shape):
+            if size == 1 or (size and not thin_only):
+                alike.setdefault(size, []).append((number, dim))
 
-    def grown(dims: Dims, size: int) -> bool:
+    def grown(dims: list[tuple[int, int]], size: int) -> bool:
         more = ((4, 2) if size == 1 else (2 * size, size + 1))[len(GROWTHS) - 1 - growth :]
         # (a size of 1 would hide more than it shows)
         for new in (*more, *((size - 1,) if size > 2 else ())):
@@ -160,19 +130,18 @@ def other_sizes(
                 return True
         return False
 
-    for size, (every, *apart) in linked_dims(inputs, thin_only):
-        if not grown(every, size):
-            for dims in apart:
-                grown(dims, size)
+    for size, dims in alike.items():
+        places = dict.fromkeys(dim for _, dim in dims)
+        if not grown(dims, size) and len(places) > 1:
+            for place in places:
+                grown([(number, dim) for number, dim in dims if dim == place], size)
     return resized(inputs, sizes) if sizes else None
 
 
 def recapture(
     model: nn.Module, inputs: Inputs, thin_only: bool, growth: int
 ) -> tuple[Captured, Inputs] | None:
-    """The model captured at other sizes, and these inputs; ``None`` if it runs only at its own
-    sizes. The other arguments are those of :func:`other_sizes`.
-    """
+    """The model captured at :func:`other_sizes`, and these; ``None`` if it runs at no others."""
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = FakeModel(model, numbers=True)

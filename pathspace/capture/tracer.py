@@ -18,12 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch import config as functorch_config
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
 from torch.fx._lazy_graph_module import _use_lazy_graph_module as without_code
@@ -46,34 +41,27 @@ from ..models.values import has_values, unsharded
 from ..models.walk import every_module, every_path, every_tensor, holders
 from .known import KnownNumbers
 from .packed import PaddedSequences, equal_steps
-from .refusals import FROM_OUTSIDE, UNRECORDED
 from .writes import name_of, without_writes
 
 # the type of operations
 OPERATION = type(torch.ops.aten.relu.default)
 # (the operations between them compute tangents that nothing records)
 FORWARD_MODE = ("_make_dual", "_unpack_dual")
-DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+# the message for a tensor that no recorded operation has made
+UNRECORDED = (
+    "it takes gradients inside forward, writes into its weights there, or maps a function over a"
+    " dimension"
+)
+# the message for a tensor that a branch or a loop of torch reads from outside
+FROM_OUTSIDE = "a branch or a loop of torch in it reads tensors that are not among its operands"
 
 
 class FakeModel:
     """A private copy of a model in which tensors have shapes but no values.
 
-    Args:
-        model: any module.
-        sizes_of_data: let sizes that depend on values be unknown numbers, where they would stop
-            the run.
-        numbers: let buffers of one element, as flags are, keep their values.
-
-    Attributes:
-        fakes: id of a tensor of the model -> the tensor in its place.
-        values: buffer name -> the buffer, if it has values.
-
-    Example:
-        >>> import torch
-        >>> fake = FakeModel(torch.nn.Linear(3, 2))
-        >>> [fake.runs((torch.ones(*shape),), {}) for shape in ((7, 3), (7, 4))]
-        [True, False]
+    ``fakes`` are the tensors in place of the model's, by their ids; ``values`` the buffers with
+    values. With ``sizes_of_data``, sizes that depend on values are unknown numbers, where they
+    would stop the run; with ``numbers``, buffers of one element, as flags are, keep their values.
     """
 
     def __init__(
@@ -145,34 +133,24 @@ class FakeModel:
 class Recorder:
     """Records a fake model.
 
-    Args:
-        fake: the model.
-        args: positional inputs.
-        kwargs: inputs by keyword.
-
-    Attributes:
-        module: the graph module: its placeholders are parameters, buffers and inputs; its outputs
-            are those of the model, and then what it keeps.
-        sources: placeholder name -> (kind, name).
-        kept: kind and name of what the last outputs are, which the model holds in place of other
-            tensors; the kind is ``"state"`` for ordinary attributes, which come with the tensor
-            that the attribute was before.
-        held: id of every registered tensor that the fake model holds after the run.
-        inputs: the example inputs in the order of their placeholders.
-        constants: placeholder name -> tensor that is neither parameter nor buffer.
-        places: id of a registered tensor of the fake model -> its placeholder.
-        read: the buffers and constants of which the code read numbers.
+    The placeholders of ``module`` are parameters, buffers and inputs; its outputs are those of the
+    model, and then what it keeps.
     """
 
     def __init__(self, fake: FakeModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.fake = fake
         tensors = opened(fake.module, args, kwargs)
         given: Any = (args, dict(kwargs)) if tensors is None else (tensors, {})
+        # in the order of their placeholders
         self.inputs, shape = pytree.tree_flatten(given)
         self._fakes = [fake.fake(value) for value in self.inputs]
         self._given = pytree.tree_unflatten(self._fakes, shape)
         self._input_names = _input_names(fake.module, *given)
+        # kind and name of the last outputs, which the model holds in place of other tensors; of
+        # ordinary attributes (kind "state") with the tensor that they were before
         self.kept: list[tuple[str, str, Tensor]] = []
+        # ids of the registered tensors that the model holds after the run
+        self.held: frozenset[int] = frozenset()
         # (a tensor of several names has one placeholder, under the first)
         named = {id(tensor): (kind, name, tensor) for kind, name, tensor in reversed(fake.held())}
         self._registered = list(reversed(named.values()))
@@ -182,6 +160,7 @@ class Recorder:
         self._paths: dict[int, list[str]] = {}
         for path, module in every_path(fake.module):
             self._paths.setdefault(id(module), []).append(path)
+        # placeholder name -> (kind, name); id of a registered tensor -> its placeholder
         self.sources: dict[str, tuple[str, str]] = {}
         self.places: dict[int, fx.Node] = {}
         # (under the model's own mode: "real" leaves the fake tensors as they are)
@@ -192,7 +171,9 @@ class Recorder:
                 pre_dispatch=True,
                 _disable_torch_fn_metadata_mode=True,
             )()
+        # buffers and constants of which the code read numbers
         self.read: list[Tensor] = [] if self._known is None else self._known.read
+        # by placeholder: what is neither parameter nor buffer
         self.constants = self._constants()
         self._tidy()
 
@@ -247,7 +228,7 @@ class Recorder:
                 module.register_forward_hook(self._leave, always_call=True),
             )
         ]
-        self._known = KnownNumbers(node_of, constant, known, DEPENDS_ON_VALUES)
+        self._known = KnownNumbers(node_of, constant, known)
         args, kwargs = self._given
         try:
             with as_written(), self._known, PaddedSequences():
@@ -301,7 +282,7 @@ class Recorder:
         given = [*self._registered, *(("input", name, value) for name, value in inputs)]
         for kind, name, value in given:
             prefix = "" if kind == "input" else f"{kind[0]}_"
-            place = tracer.graph.placeholder(f"{prefix}{_identifier(name)}")
+            place = tracer.graph.placeholder(prefix + re.sub(r"\W", "_", name).lower())
             self.sources[place.name] = (kind, place.name if kind == "input" else name)
             if isinstance(value, Tensor):
                 place.meta["val"] = snapshot_fake(value)
@@ -353,11 +334,6 @@ class Recorder:
                 self.module.graph.erase_node(node)
 
 
-def _identifier(name: str) -> str:
-    """A name that code can have."""
-    return re.sub(r"\W", "_", name).lower()
-
-
 def _input_names(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """Names of the inputs, from the signature of ``forward``."""
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -386,15 +362,8 @@ def decompositions() -> dict[Any, Any]:
 def in_smaller_steps(
     function: Callable[..., Any], shown: Sequence[Tensor], table: dict[Any, Any]
 ) -> fx.GraphModule | None:
-    """A function of tensors as a graph of small operations without writes.
-
-    Args:
-        function: it is run on tensors without values.
-        shown: tensors of the shapes and types of its operands.
-        table: the decompositions to use, of :func:`decompositions`.
-
-    Returns:
-        The graph, or ``None`` if torch knows no smaller steps for these operands.
+    """A function of tensors as a graph of small operations without writes, by a table of
+    decompositions; ``None`` if torch knows no smaller steps for operands like ``shown``.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:

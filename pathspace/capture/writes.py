@@ -63,16 +63,8 @@ def storages(node: fx.Node) -> set[int]:
 
 
 def without_writes(graph: fx.Graph) -> tuple[fx.Graph, dict[str, fx.Node]]:
-    """Replace the writes of a graph by new values.
-
-    Args:
-        graph: a captured graph, with the results of its operations in ``meta["val"]``.
-
-    Returns:
-        The graph without writes, and for each placeholder that is written its last value.
-
-    Raises:
-        WriteError: a write goes through a view that has no inverse.
+    """Replace the writes of a captured graph by new values; with the last value of each
+    placeholder that is written. A write through a view without an inverse is a :class:`WriteError`.
 
     Example:
         >>> import torch

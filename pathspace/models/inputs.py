@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import InputError, InputTypeError
 from .nested import is_plain, leaves, mapped
@@ -104,14 +103,6 @@ def ordinary(inputs: Any) -> Any:
     return mapped(one, inputs) if any(one(tensor) is not tensor for tensor in tensors) else inputs
 
 
-def in_capture_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Example inputs in the order in which a captured graph takes them."""
-    if is_plain((args, kwargs)):
-        return pytree.tree_leaves((tuple(args), dict(kwargs)))
-    # a tensor that is met twice is one input
-    return list({id(leaf): leaf for leaf in leaves((args, kwargs))}.values())
-
-
 def opened(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, ...] | None:
@@ -121,7 +112,8 @@ def opened(
     if is_plain((args, kwargs)):
         return None
     forward = model.forward
-    tensors = in_capture_order(args, kwargs)
+    # (a tensor that is met twice is one input)
+    tensors = list({id(leaf): leaf for leaf in leaves((args, kwargs))}.values())
     place = {id(tensor): number for number, tensor in enumerate(tensors)}
 
     def restored(_module: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> Any:

@@ -73,14 +73,9 @@ def check_capturable(model: nn.Module) -> None:
                 )
 
 
-def check_runs(
-    model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    copy: nn.Module | None = None,
-) -> None:
+def check_runs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Run a copy of a model once, and turn whatever it raises into one sentence."""
-    copy = stand_in(model, share_tensors=False) if copy is None else copy
+    copy = stand_in(model, share_tensors=False)
     args, kwargs = mapped(torch.Tensor.clone, (tuple(args), dict(kwargs)))
     known = {name for name, _ in copy.named_parameters()}
     try:

@@ -65,15 +65,7 @@ def outputs_of(outputs: Any) -> tuple[Any, ...]:
 
 
 def switch_off_caches(model: nn.Module) -> None:
-    """Set ``use_cache`` to False in every module's ``config``, and in configurations inside it."""
-    waiting = [getattr(module, "config", None) for module in every_module(model)]
-    seen: set[int] = set()
-    for config in waiting:
-        held = getattr(config, "__dict__", None)
-        if held is None or id(config) in seen or isinstance(config, type | nn.Module):
-            continue
-        seen.add(id(config))
-        if getattr(config, "use_cache", None) is True:
-            config.use_cache = False  # type: ignore[union-attr]
-        # (the list grows while it is read)
-        waiting += [value for value in held.values() if hasattr(value, "use_cache")]
+    """Set ``use_cache`` to False in every module's ``config``."""
+    for module in every_module(model):
+        if getattr(getattr(module, "config", None), "use_cache", None) is True:
+            module.config.use_cache = False  # type: ignore[union-attr]

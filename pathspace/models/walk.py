@@ -1,12 +1,7 @@
-"""A model's modules and tensors by name, as lists.
-
-``nn.Module.named_modules`` passes each module through one generator per level above it;
-tracing asks fifteen times.
-"""
+"""A model's modules and tensors by name, as lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -17,11 +12,6 @@ Kind = Literal["_parameters", "_buffers"]
 REGISTERED = ("_parameters", "_buffers", "_modules")
 # immutable types of numbers, names and nothing
 SIMPLE = frozenset([type(None), bool, int, float, str])
-
-
-def is_simple(values: Iterable[Any]) -> bool:
-    """Whether all that one meets in a collection are numbers, names or nothing."""
-    return all(type(value) in SIMPLE for value in values)
 
 
 def may_hold(value: Any) -> bool:
@@ -35,40 +25,20 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
-    """All modules of a model, each once, in the order of ``model.modules()``."""
-    return [module for _, module in every_path(model, repeated=False)]
+    """All modules of a model, each once."""
+    return list(model.modules())
 
 
 def every_path(model: nn.Module, repeated: bool = True) -> list[tuple[str, nn.Module]]:
-    """All paths and their modules as ``named_modules`` gives them; repeated, none holds itself."""
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
-
-    def walk(module: nn.Module, path: str) -> None:
-        found.append((path, module))
-        seen.add(id(module))
-        start = f"{path}." if path else ""
-        for name, inner in module._modules.items():
-            if inner is not None and (repeated or id(inner) not in seen):
-                walk(inner, start + name)
-
-    walk(model, "")
-    return found
+    """All paths and their modules; repeated, a module has each of its paths."""
+    return list(model.named_modules(remove_duplicate=not repeated))
 
 
 def unregistered_attributes(module: nn.Module) -> list[tuple[str, Any]]:
     """Attributes that a module has not registered and that can hold tensors or modules."""
-    return [
-        (key, value)
-        for key, value in vars(module).items()
-        if key not in REGISTERED
-        and may_hold(value)
-        and (
-            isinstance(value, Tensor | nn.Module)
-            or (isinstance(value, list | tuple) and not is_simple(value))
-            or (isinstance(value, dict) and not is_simple(value.values()))
-        )
-    ]
+    held = [(key, value) for key, value in vars(module).items() if key not in REGISTERED]
+    kinds = (Tensor, nn.Module, list, tuple, dict)
+    return [(key, value) for key, value in held if isinstance(value, kinds) and may_hold(value)]
 
 
 def holders(model: nn.Module) -> list[tuple[str, nn.Module, list[tuple[str, Any]]]]:

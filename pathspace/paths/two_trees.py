@@ -174,42 +174,39 @@ class TwoTrees:
         return products.reciprocal() if self.graph.forms.shape[0] else products
 
     def _along(self, tree: SpanningTree, weights: Tensor | None) -> Tensor:
-        values, expand = tree.gather(self.graph) if weights is None else weights, self.graph.expand
-        negative = (values < 0).numpy().astype(np.int64)
-        odd = np.zeros(self.graph.num_units + 1, np.int64)
-        for units in tree.rounds:
-            parents, rest = expand[tree.parent[units]], tree.rest[units]
-            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
+        values = tree.gather(self.graph) if weights is None else weights
+        # (whole numbers that overflow stay odd, or even)
+        negative = self._sums_along(tree, (values < 0).long().numpy())
         with np.errstate(over="ignore"):
-            sizes = np.exp(self._logs_along(tree, values))
-        return torch.from_numpy(sizes * np.where(abs(expand) @ odd % 2, -1.0, 1.0))
+            sizes = np.exp(self._sums_along(tree, values.abs().log().numpy()))
+        return torch.from_numpy(sizes * np.where(negative % 2, -1.0, 1.0))
 
-    def _logs_along(self, tree: SpanningTree, values: Tensor) -> np.ndarray:
-        size, expand = values.abs().log().numpy(), self.graph.expand
-        logs = np.zeros(self.graph.num_units + 1)
+    def _sums_along(self, tree: SpanningTree, numbers: np.ndarray) -> np.ndarray:
+        """Sums of numbers of the tree's edges, times their exponents, on the way to every id."""
+        sums, expand = np.zeros_like(numbers), self.graph.expand
         for units in tree.rounds:
             own, both = tree.own[units], tree.own[units] * tree.other[units]
             step = np.where(tree.forward[units], own, -own)
-            parents = np.where(both != 0, expand[tree.parent[units]] @ logs, 0.0)
+            parents = np.where(both != 0, expand[tree.parent[units]] @ sums, 0)
             with np.errstate(invalid="ignore"):
-                logs[units] = step * size[units] + both * parents + tree.rest[units] @ logs
-        every: np.ndarray = expand @ logs
+                sums[units] = step * numbers[units] + both * parents + tree.rest[units] @ sums
+        every: np.ndarray = expand @ sums
         return every
 
     def log_prefixes(self, zeros: bool = False) -> np.ndarray:
         """``log |pre_v|`` for the root, every unit and every derived id, float64, finite where
         the products leave the floats; weights of 0 are refused, or have ``-inf`` with ``zeros``.
         """
-        return self._logs_along(self.tree_in, self._gathered(self.tree_in, zeros))
+        return self._logs_along(self.tree_in, zeros)
 
     def log_suffixes(self, zeros: bool = False) -> np.ndarray:
         """``log |suf_v|``, see :meth:`log_prefixes`."""
-        every = self._logs_along(self.tree_out, self._gathered(self.tree_out, zeros))
+        every = self._logs_along(self.tree_out, zeros)
         # where products of scales make one tree serve both ways, the suffix is the prefix
         # walked back
         return -every if self.graph.forms.shape[0] else every
 
-    def _gathered(self, tree: SpanningTree, zeros: bool) -> Tensor:
+    def _logs_along(self, tree: SpanningTree, zeros: bool) -> np.ndarray:
         weights = tree.gather(self.graph)
         if not zeros and bool((weights == 0).any()):
             unit = int((weights == 0).nonzero()[0])
@@ -219,7 +216,7 @@ class TwoTrees:
                 " zero, expected skeleton weights other than zero; choose the skeleton again from"
                 " the current model (units that only weights of 0 connect are in skeleton.dead)."
             )
-        return weights
+        return self._sums_along(tree, weights.abs().log().numpy())
 
     def signs(self) -> Tensor:
         """Signs of the ``T_out`` weights, +-1 of shape ``(num_units,)``, for Theorem 2."""

@@ -22,7 +22,7 @@ CALLS: dict[str, Callable[[nn.Sequential, Tensor], object]] = {
     "trace": lambda m, x: ps.trace(m, x).skeleton(),
     "verify": ps.verify,
     "proof": lambda m, x: ps.check(ps.proof(ps.trace(m, x).skeleton(), "net"), model=m, args=(x,)),
-    "norm": lambda m, x: ps.path_norm(m.eval(), x, bound=True),
+    "norm": lambda m, x: ps.path_norm(m.eval(), x),
     "channels": lambda m, x: ps.channels(m, x).remove(keep=0.5),
     "gauge": lambda m, x: ps.choose_gauge(m, ps.trace(m, x), ps.Noise(), x),
     "equalise": lambda m, x: ps.equalise(m, ps.trace(m, x), calibration=x, trials=2),
