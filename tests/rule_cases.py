@@ -353,7 +353,6 @@ KEPT: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("flatten ravel", (H,), {}),
     ("unflatten", (H, 1, [3, 1]), {}),
     ("view_as reshape_as", (H, torch.ones(3, 2)), {}),
-    ("pathspace.lifted", (H, 0), {}),
     ("to", (H, torch.float64), {}),
     ("_to_copy", (H,), {"dtype": torch.float64}),
     ("type_as", (H, real(1.0)), {}),

@@ -23,14 +23,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
-    """Show the progress of a command on a terminal, and keep standard output for results.
-
-    It yields a function of the name of a stage and, for long work, the share that is done,
-    which is shown as a bar.
-
-    Text that the user's code and torch print meanwhile appears on standard error at the end.
-    After a failure it is dropped, because torch prints whole graphs before some exceptions; the
-    user sees only the error.
+    """Show the progress of a command on a terminal, by the name of a stage and the share that is
+    done. What user's code and torch print appears on standard error at the end, or not at all after
+    a failure, because torch prints whole graphs before some exceptions.
     """
     if debugging():
         with contextlib.redirect_stdout(sys.stderr):

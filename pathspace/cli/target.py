@@ -1,16 +1,4 @@
-"""Find the model that a TARGET names, and create example inputs for it.
-
-A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name refers to one of
-
-* a ``torch.nn.Module`` instance, used unchanged;
-* a ``torch.nn.Module`` class, called without arguments;
-* a function, called without arguments, that returns a model or ``(model, example)``, where
-  ``example`` is a tensor (the one input), a tuple or list (the positional inputs) or a
-  dict (the keyword inputs).
-
-``transformers:path/to/config.json``, ``timm:NAME`` and ``torchvision:NAME`` name
-models of these libraries.
-"""
+"""Find the model that a TARGET names (see ``pathspace --help``), and make example inputs for it."""
 
 from __future__ import annotations
 
@@ -101,13 +89,6 @@ def load_target(
     Inputs are drawn from the standard normal distribution; integers and booleans are zeros and
     ones, which are valid indices of any embedding. An input without a dtype has that of the model's
     first floating-point parameter. The global random state does not change.
-
-    Args:
-        spec: what is named.
-        inputs: one text per positional input; they replace the target's own example.
-        seed: of the inputs, and of the weights of a model that the target builds.
-        train: put the model in training or evaluation mode.
-        need_inputs: refuse a target without example inputs.
     """
     specs = [parse_input(text) for text in inputs]
     with torch_kept(seed):

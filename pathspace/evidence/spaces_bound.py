@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import InputError
+from ..models.nested import real_leaves
 from ..models.running import cast
 from ..models.stand_in import stand_in
 from ..rotations.rotate import rotate_
 from ..rotations.space import FeatureSpaces, Space
 from ..shown import Shown
-from .bench import Inputs, in_double, other_inputs
+from .bench import Inputs, in_double, other_inputs, redrawn
 
 # largest number of unknown entries: one singular value decomposition
 MOST_ENTRIES = 6_000
@@ -114,28 +114,19 @@ def spaces_bound(
 @torch.no_grad()
 def _redraw(model: nn.Module, found: FeatureSpaces, seed: int) -> None:
     """Other weights, but for gains that were folded."""
-    generator = torch.Generator().manual_seed(seed)
-    folded = {name for space in found for name in space.gains}
+    fresh, folded = redrawn(model, seed, unit=True), {n for space in found for n in space.gains}
     for name, parameter in model.named_parameters():
-        if name not in folded and parameter.is_floating_point():
-            own = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            parameter.copy_(own / max(1, parameter[0].numel() if parameter.dim() else 1) ** 0.5)
+        if name not in folded:
+            parameter.copy_(fresh.get(name, parameter))
 
 
 def _equation(model: nn.Module, found: FeatureSpaces, inputs: Inputs, seed: int) -> Tensor:
     """Derivatives of a random combination of the outputs by all entries of all matrices."""
-    leaves = [
-        leaf
-        for leaf in pytree.tree_leaves(model(*inputs[0], **inputs[1]))
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
+    joined = torch.cat([leaf.reshape(-1) for leaf in real_leaves(model(*inputs[0], **inputs[1]))])
     generator = torch.Generator().manual_seed(seed)
-    total = sum(
-        (leaf * torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)).sum()
-        for leaf in leaves
-    )
+    total = joined @ torch.randn(len(joined), generator=generator, dtype=joined.dtype)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)  # type: ignore[arg-type]
+    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     by_name = dict(zip(parameters, gradients, strict=True))
     return torch.cat([_of_space(space, parameters, by_name).reshape(-1) for space in found])
 

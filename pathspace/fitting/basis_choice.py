@@ -157,16 +157,13 @@ class Mixing:
     positions: Tensor
     dual: bool
 
-    @classmethod
-    def pair(cls, space: Space, part: FeatureSlice, dim: int, dual: bool) -> tuple[Mixing, Mixing]:
-        """How values are mixed, and the derivatives by them."""
-        return cls(space, dim, part.positions, dual), cls(space, dim, part.positions, not dual)
-
-    def __call__(self, values: Tensor, current: Current) -> Tensor:
-        """The values in the current basis."""
+    def __call__(self, values: Tensor, current: Current, derivatives: bool = False) -> Tensor:
+        """The values, or the derivatives by them, in the current basis."""
         count, size = self.positions.shape
         rows, at = values.movedim(self.dim, 0), self.positions.reshape(-1)
-        block = current[self.space.name][self.dual] @ rows[at].reshape(count, size, -1)
+        block = current[self.space.name][self.dual != derivatives] @ rows[at].reshape(
+            count, size, -1
+        )
         new = rows.index_copy(0, at, block.reshape(len(at), *rows.shape[1:]))
         return new.movedim(0, self.dim)
 
@@ -179,17 +176,17 @@ class RoundedValues:
 
     values: Tensor
     slopes: Tensor
-    mixings: list[tuple[Mixing, Mixing]]
+    mixings: list[Mixing]
     axis: int | None
 
     def cost(self, current: Current, sharpness: float) -> Tensor:
         """``sum over groups of max |values|^2 |slopes|^2``, with a mean of powers for ``max``."""
         values, slopes = self.values, self.slopes
-        for mixed, felt in self.mixings:
+        for mixed in self.mixings:
             values = mixed(values, current)
             # (their length stays, unless several groups are mixed)
             if not mixed.space.keeps_length or mixed.dim == self.axis:
-                slopes = felt(slopes, current)
+                slopes = mixed(slopes, current, derivatives=True)
         axis = 0 if self.axis is None else self.axis
         rows, own = (t.movedim(axis, 0).flatten(1) for t in (values, slopes))
         if self.axis is None:
@@ -295,11 +292,11 @@ class BasisDescent:
 
     def _weight(self, name: str, axis: int, slopes: Tensor) -> RoundedValues:
         mixings = [
-            Mixing.pair(space, part, part.dim, part.dual) for space, part in self._parts[name]
+            Mixing(space, part.dim, part.positions, part.dual) for space, part in self._parts[name]
         ]
         values = self._calibrated.parameters[name].float().cpu()
         own = axis if self._noise.per == "channel" else None
-        mixed = {one.dim for one, _ in mixings}
+        mixed = {one.dim for one in mixings}
         for dim in set(range(values.dim())) - mixed:
             rows = (
                 values.movedim(dim, 0).flatten(1).square().sum(1).topk(min(ROWS, values.shape[dim]))
@@ -307,13 +304,13 @@ class BasisDescent:
             values = values.index_select(dim, rows.indices)
             if own == dim:
                 slopes = slopes.index_select(dim, rows.indices)
-        if own is None and all(one.space.keeps_length for one, _ in mixings):
+        if own is None and all(one.space.keeps_length for one in mixings):
             slopes = slopes.norm().reshape([1] * slopes.dim())
         return RoundedValues(values, slopes, mixings, own)
 
     def _input(self, name: str, dim: int, values: Tensor, slopes: Tensor) -> RoundedValues:
         mixings = [
-            Mixing.pair(space, part, 1, not part.dual)
+            Mixing(space, 1, part.positions, not part.dual)
             for space, part in self._parts[name]
             if part.dim == dim
         ]

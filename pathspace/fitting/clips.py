@@ -15,11 +15,9 @@ from ..capture.capture import capture
 from ..capture.captured import Captured
 from ..errors import InputError, PathspaceError, UnsupportedError, expect_arguments, first_line
 from ..inference.interpreter import interpret
-from ..inference.registry import rule
 from ..inference.scales import Scales
-from ..inference.semantics import Semantics
 from ..inference.union_find import lookup
-from ..inference.values import NEUTRAL, Value, compress, distinct
+from ..inference.values import NEUTRAL, compress, distinct
 from ..models.copies import safe_deepcopy
 from ..models.isolation import torch_kept
 from ..models.nested import mapped
@@ -87,42 +85,18 @@ def _start(model: nn.Module, _args: Any) -> None:
             module.calls = 0
 
 
-@torch.library.custom_op("pathspace::lifted", mutates_args=())
-def _lifted(x: Tensor, number: int) -> Tensor:  # noqa: ARG001  (the rule reads it in the graph)
-    return x.clone()
-
-
-@_lifted.register_fake
-def _(x: Tensor, number: int) -> Tensor:  # noqa: ARG001
-    return torch.empty_like(x)
-
-
-@rule("pathspace.lifted", kind="clip")
-def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
-    """A clip whose bounds have the scale of what it clips."""
-    ids = semantics.activation(x)
-    if isinstance(semantics, _Marks):
-        semantics.met.setdefault(number, []).append(ids)
-    return ids
-
-
 class _Marks(Scales):
-    """Scales that remember what came to each clip."""
+    """Scales that remember what came to each ReLU, which stands in place of a clip."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.met: dict[int, list[Tensor]] = {}
+        self.met: dict[str, list[Tensor]] = {}
 
-
-class _Probe(nn.Module):
-    """Stands in place of a clip, and has its number in the graph."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = torch.ops.pathspace.lifted(x, self.number)
+    def apply(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a rule makes of an operation."""
+        result = super().apply(rule, args, kwargs)
+        if self.place.op == "aten.relu":
+            self.met.setdefault(self.place.module, []).append(result)
         return result
 
 
@@ -171,15 +145,15 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
             "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least;"
             " write calls of F.relu6, F.hardtanh or torch.clamp as such modules."
         )
-    for number, name in enumerate(names):
-        twin.set_submodule(name, _Probe(number))
+    for name in names:
+        twin.set_submodule(name, nn.ReLU())
     captured, inputs, by_name = capture_examples("lift_clips", twin, args, kwargs)
     marks, _ = interpret(captured, _Marks)
     classes = torch.from_numpy(marks.equations.resolve().classes)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    for number, name in enumerate(names):
+    for name in names:
         clip: Any = result.get_submodule(name)
-        shapes = [_shape(ids, classes) for ids in marks.met.get(number, ())]
+        shapes = [_shape(ids, classes) for ids in marks.met.get(name, ())]
         result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
@@ -212,18 +186,14 @@ def expect_same(
         try:
             wanted, found = (outputs(net, args, kwargs, seed=0) for net in pair)
         except Exception as error:
-            raise UnsupportedError(
-                f"{owner} made a {type(result).__name__} that does not run ({first_line(error)}),"
-                f" expected the same function: {reason}."
-            ) from error
-        rounding = max(
-            (torch.finfo(o.dtype).eps for o in wanted if o.is_floating_point()), default=0
-        )
-        if (far := distance(found, wanted)) > max(CLOSE, ROUNDINGS * rounding):
-            raise UnsupportedError(
-                f"{owner} changed the outputs by {far:.1e} of the largest, expected the same"
-                f" function: {reason}."
-            )
+            wrong = f"made a {type(result).__name__} that does not run ({first_line(error)})"
+        else:
+            eps = [torch.finfo(o.dtype).eps for o in wanted if o.is_floating_point()]
+            far = distance(found, wanted)
+            if far <= max(CLOSE, ROUNDINGS * max(eps, default=0)):
+                continue
+            wrong = f"changed the outputs by {far:.1e} of the largest"
+        raise UnsupportedError(f"{owner} {wrong}, expected the same function: {reason}.")
 
 
 def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:

@@ -56,6 +56,11 @@ class LogTensor:
     start: int
     weights: Tensor | None = None
 
+    def moved(self, logs: Tensor) -> Tensor:
+        """Logarithms of the entries at log-scales of all ids."""
+        up, down = self.layout.ends(logs)
+        return self.logs + up[:, None] - down[None, :]
+
     def tops(self, top: Tensor) -> Tensor:
         """The value of the group of each entry, in a shape that broadcasts to the entries."""
         layout = self.layout
@@ -93,8 +98,7 @@ class Peaks:
         """Select the largest entries of all rows and columns; whether any is new."""
         logs, new = self.scales(phi), False
         for entry, known in zip(self.entries, self.known, strict=True):
-            up, down = entry.layout.ends(logs)
-            now = entry.logs + up[:, None] - down[None, :]
+            now = entry.moved(logs)
             width = now.shape[1]
             most = (
                 now.argmax(1) + torch.arange(len(now)) * width,
@@ -123,9 +127,7 @@ class Peaks:
         """Logarithm of the largest entry of every group, ``-inf`` for groups without entries."""
         logs, found = self.scales(phi), torch.full((self.count,), -torch.inf, dtype=torch.float64)
         for entry in self.entries:
-            up, down = entry.layout.ends(logs)
-            now = entry.logs + up[:, None] - down[None, :]
-            layout = entry.layout
+            now, layout = entry.moved(logs), entry.layout
             if layout.groups is None:
                 found[entry.start] = now.max()
             else:

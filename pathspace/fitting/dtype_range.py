@@ -25,7 +25,7 @@ from ..models.nested import real_leaves
 from ..models.running import cast, computing_in, distance, evaluate
 from ..models.stand_in import stand_in
 from ..reduction import trace
-from ..shown import Shown
+from ..shown import Shown, text_table
 from .activation_statistics import Key, Record, Sizes, activation_sizes
 from .calibration import Calibrated
 from .objectives import every_peak, running_variances
@@ -91,24 +91,17 @@ class Fitted(Shown):
     error: float
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
         title = (
             f"{str(self.dtype).removeprefix('torch.')}: fits"
             f" {'yes' if self.fitted_before else 'no'} -> {'yes' if self.fits else 'no'}, change of"
             f" the outputs {self.error_before:.1e} -> {self.error:.1e}"
         )
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for column in ("name", "what"):
-            table.add_column(column, overflow="fold")
-        for column in ("largest", "then", "smallest unit", "then"):
-            table.add_column(column, justify="right")
+        rows = []
         for row in self.table:
-            figures = (row.largest_before, row.largest_after, row.typical_before, row.typical_after)
-            table.add_row(escape(row.name), row.kind, *(f"{figure:.2g}" for figure in figures))
-        return table
+            sizes = (row.largest_before, row.largest_after, row.typical_before, row.typical_after)
+            rows.append((row.name, row.kind, *(f"{size:.2g}" for size in sizes)))
+        columns = ("name", "what", "largest", "then", "smallest unit", "then")
+        return text_table(title, columns, rows, right=range(2, 6))
 
 
 def fit_dtype(

@@ -143,12 +143,8 @@ def equalise(
 
     stay = torch.zeros(graph.num_units, dtype=torch.float64)
     before = held.noise(rounded.at(stay))
-    judge = (
-        torch.arange(len(before)) % HOLD == 1
-        if len(before) >= MANY
-        else torch.ones(len(before), dtype=torch.bool)
-    )
-    fit = ~judge if len(before) >= MANY else judge
+    few, places = len(before) < MANY, torch.arange(len(before))
+    judge, fit = (places % HOLD == 1) | few, (places % HOLD != 1) | few
 
     def seen(tensors: Mapping[str, Tensor]) -> float:
         return float(held.noise(tensors)[fit].mean().nan_to_num(math.inf))
@@ -164,9 +160,7 @@ def equalise(
             phi, after = one, found
             break
     return Equalised(
-        model=(
-            rescale_(safe_deepcopy(model), graph, phi) if phi is not stay else safe_deepcopy(model)
-        ),
+        model=rescale_(safe_deepcopy(model), graph, phi),
         phi=phi,
         before=decibels(float(before.mean())),
         after=decibels(float(after.mean())),
@@ -200,13 +194,6 @@ class Rounded:
         }
         return found | quantised_weights(found, self.axes, self.bits, self.per)
 
-    def groups(self) -> list[Tensor]:
-        """Indices of the output units of each quantised tensor; equal sets are listed once."""
-        heads = [b.head.abs().unique() for b in self.graph.blocks if b.name in self.axes]
-        units = [ids[(ids > 0) & (ids <= self.graph.num_units)] - 1 for ids in heads]
-        groups = dict.fromkeys(tuple(ids.tolist()) for ids in units if len(ids))
-        return [torch.tensor(group) for group in groups]
-
 
 def searched(
     rounded: Rounded,
@@ -219,7 +206,11 @@ def searched(
     Rounding errors behave like random numbers, which a small change of a scale draws again: each
     trial moves the output units of one tensor at random, and is kept if the noise falls.
     """
-    groups, generator = rounded.groups(), torch.Generator().manual_seed(0)
+    graph, generator = rounded.graph, torch.Generator().manual_seed(0)
+    heads = [b.head.abs().unique() for b in graph.blocks if b.name in rounded.axes]
+    units = [ids[(ids > 0) & (ids <= graph.num_units)] - 1 for ids in heads]
+    # (equal sets are moved once)
+    groups = [torch.tensor(ids) for ids in {tuple(ids.tolist()): None for ids in units} if ids]
     if not groups or trials < 1:
         return phi
     least, order = noise(rounded.at(phi)), list(range(len(groups)))
@@ -228,7 +219,7 @@ def searched(
             order = torch.randperm(len(groups), generator=generator).tolist()
         group, move = groups[order[trial % len(groups)]], torch.zeros_like(phi)
         move[group] = WIDTH * (2 * torch.rand(len(group), generator=generator, dtype=phi.dtype) - 1)
-        there = phi + rounded.graph.exact_part(move)
+        there = phi + graph.exact_part(move)
         found = noise(rounded.at(there))
         if found < least:
             phi, least = there, found

@@ -83,24 +83,24 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
-    every = list(captured.graph.graph.nodes)
-    nodes = [node for node in every if node.op == "call_function"]
-    readers = _readers(every, captured)
+    nodes = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
     modules = dict(model.named_modules(remove_duplicate=False))
     times = [id(module) for module in modules.values()]
 
     def path_of(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> str | None:
         """The module of these kinds all of whose tensors this node reads, and no other node."""
-        names = [
-            captured.sources[n.name][1] for n in node.all_input_nodes if n.name in captured.sources
-        ]
-        for path in {name.rpartition(".")[0] for name in names if "." in name}:
+        read = {
+            captured.sources[each.name][1]: list(each.users)
+            for each in node.all_input_nodes
+            if each.name in captured.sources
+        }
+        for path in {name.rpartition(".")[0] for name in read if "." in name}:
             module = modules.get(path)
             if not isinstance(module, kinds) or times.count(id(module)) > 1:
                 continue
             held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
             own = [f"{path}.{key}" for key, tensor in held if tensor.is_floating_point()]
-            if own and set(own) <= set(names) and all(readers[name] == [node] for name in own):
+            if own and all(read.get(name) == [node] for name in own):
                 return path
         return None
 
@@ -119,15 +119,6 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
             continue
         if _foldable(modules[layer], source.meta.get("val"), modules[norm]):
             yield layer, norm
-
-
-def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node]]:
-    readers: dict[str, list[fx.Node]] = {}
-    for node in nodes:
-        for source in node.all_input_nodes:
-            if source.op == "placeholder":
-                readers.setdefault(captured.sources.get(source.name, ("", ""))[1], []).append(node)
-    return readers
 
 
 def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:

@@ -107,8 +107,7 @@ class Range:
         def total(top: Tensor, logs: Tensor) -> Tensor:
             value = top.sum() * 0
             for entry in peaks.entries:
-                up, down = entry.layout.ends(logs)
-                lacking = entry.tops(top) - levels - (entry.logs + up[:, None] - down[None, :])
+                lacking = entry.tops(top) - levels - entry.moved(logs)
                 # (in single precision, because there are as many as weights; zeros lack nothing)
                 bits = F.softplus(
                     2 * lacking.float().masked_fill(~entry.logs.isfinite(), -torch.inf)

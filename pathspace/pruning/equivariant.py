@@ -6,8 +6,7 @@ treats them alike, so that nothing need be measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor, fx
 
@@ -32,23 +31,15 @@ def treats_channels_alike(captured: Captured) -> bool:
 
     Channels lie there in equal blocks, one after the other: layers write them so, grouped
     convolutions and flattened images join neighbours, and everything else keeps their places. What
-    is not known to do so counts as different.
+    is not known to do so counts as different, and so does an input that no layer reads first.
     """
-    # activation -> whether a layer made its channels; entries of an input are all different
-    made: dict[fx.Node, bool] = {}
     kinds = {name: kind for name, (kind, _) in captured.sources.items()}
     for node in captured.graph.graph.nodes:
-        if node.op == "get_attr":
+        computes = node.op == "call_function" and not all(
+            map(_is_number, (node, *node.all_input_nodes))
+        )
+        if node.op == "get_attr" or (computes and not _treats_alike(node, kinds)):
             return False
-        if kinds.get(node.name) == "input":
-            made[node] = False
-        elif node.op == "call_function" and not all(
-            _is_number(part) for part in (node, *node.all_input_nodes)
-        ):
-            found = _made(node, made, kinds)
-            if found is None:
-                return False
-            made[node] = found
     return True
 
 
@@ -57,18 +48,21 @@ def _is_number(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1
 
 
-def _made(node: fx.Node, made: Mapping[fx.Node, bool], kinds: Mapping[str, str]) -> bool | None:
-    """Whether a layer made the channels of a result; ``None`` if the operation may treat them
-    differently.
-    """
-    name, value = operation_name(node.target), node.meta.get("val")
+def _treats_alike(node: fx.Node, kinds: Mapping[str, str]) -> bool:
+    name, kind, value = operation_name(node.target), facts_of(node).kind, node.meta.get("val")
     given = named_arguments(node.target, node.args, dict(node.kwargs))
-    operands = [each for each in node.all_input_nodes if each in made]
-    held = {
-        key: kinds.get(each.name)
+    read = {
+        key: each
         for key, each in given.items()
-        if isinstance(each, fx.Node) and each not in made and not _is_number(each)
+        if isinstance(each, fx.Node) and not _is_number(each)
     }
+    held = {key: kinds[each.name] for key, each in read.items() if each.name in kinds}
+    inputs = [key for key, source in held.items() if source == "input"]
+    operands = [
+        each
+        for each in node.all_input_nodes
+        if kinds.get(each.name, "input") == "input" and not _is_number(each)
+    ]
     shapes = [each.meta["val"].shape for each in operands]
     if (
         not operands
@@ -76,47 +70,23 @@ def _made(node: fx.Node, made: Mapping[fx.Node, bool], kinds: Mapping[str, str])
         or not isinstance(value, Tensor)
         or name not in RULES
         or not is_own(RULES[name])
-        or any(kind != HELD.get(key, "") for key, kind in held.items())
+        or any(held[key] != HELD.get(key) for key in held.keys() - inputs)
     ):
-        return None
-    if facts_of(node).kind in POINTWISE and not held:
-        return _pointwise(value.dim(), shapes, [made[each] for each in operands])
+        return False
+    old, new, rank = shapes[0], value.shape, len(shapes[0])
+    plain = name.endswith(f"{rank - 2}d")
+    whole = plain and kind == "convolution" and given["groups"] == 1
+    if inputs or whole or name == "aten.linear":
+        return whole or (name == "aten.linear" and rank == 2)
+    if kind in POINTWISE and not held:
+        return all(len(shape) == value.dim() for shape in shapes)
     if len(operands) > 1:
-        return None
-    (old,), new, own = shapes, value.shape, made[operands[0]]
-    layer, alike = _alike(name, facts_of(node).kind, given, old, new, own)
-    return layer or own if alike else None
-
-
-def _pointwise(rank: int, shapes: Sequence[Sequence[int]], made: Sequence[bool]) -> bool | None:
-    # (the entries of inputs would give those of a layer an order)
-    wide = {own for own, shape in zip(made, shapes, strict=True) if shape[1] > 1}
-    mixed = len(wide) > 1 or (wide == {False} and any(made))
-    return None if mixed or any(len(shape) != rank for shape in shapes) else any(made)
-
-
-def _alike(
-    name: str,
-    kind: str,
-    given: Mapping[str, Any],
-    old: Sequence[int],
-    new: Sequence[int],
-    own: bool,
-) -> tuple[bool, bool]:
-    """Whether an operation of one activation makes new channels, and whether it treats the old ones
-    alike.
-    """
-    rank = len(old)
-    if kind == "convolution":
-        return True, name.endswith(f"{rank - 2}d") and (given["groups"] == 1 or own)
-    if name == "aten.linear":
-        return True, rank == 2
-    if name == "aten.batch_norm":
-        return False, own
-    if kind in POOLING:
-        return False, name.endswith(f"{rank - 2}d")
+        return False
+    if kind == "convolution" or kind in POOLING:
+        return plain
     if name == "aten.mean":
-        return False, all(dim % rank > 1 for dim in given.get("dim") or [0])
+        return all(dim % rank > 1 for dim in given.get("dim") or [0])
     # (one channel has no position of its own along which others could be met)
-    flat = len(new) == 2 and new[0] == old[0] and (old[1] > 1 or not own)
-    return False, name in RESHAPES and (tuple(new[:2]) == tuple(old[:2]) or flat)
+    flat = len(new) == 2 and new[0] == old[0] and old[1] > 1
+    kept = name in RESHAPES and (tuple(new[:2]) == tuple(old[:2]) or flat)
+    return kept or name == "aten.batch_norm"

@@ -30,9 +30,6 @@ def importance(
     one rescaled model of smallest ``sum w^2``, so that all rescaled models have the same numbers.
     Where a normalisation hides a scale there is none, and ``sum w^2 - log w^2`` takes its place,
     over pairs of units. ``"gradients"``: ``|sum w dL/dw|`` over the weights that read it.
-
-    Raises:
-        InputError: unknown ``by``, or a gradient is missing.
     """
     if by not in CRITERIA:
         raise InputError(

@@ -20,12 +20,7 @@ def share_of(value: Any) -> float | None:
 
 
 def what_stays(owner: str, keep: Any, remove: Any) -> Any:
-    """What to keep: one share, or a mapping from groups.
-
-    Raises:
-        InputError: ``remove`` is not a share below 1.
-        InputTypeError: both are given, or ``keep`` is neither a share nor a mapping.
-    """
+    """What to keep: one share, or a mapping from groups."""
     if keep is not None and remove is not None:
         raise InputTypeError(
             f"{owner} found both {keep=} and {remove=}, expected keep= for the channels that stay"
@@ -62,12 +57,7 @@ def _whole_numbers(name: str, value: Any) -> Tensor:
 
 
 def whole_order(name: str, size: int, value: Any) -> Tensor:
-    """An order of all channels of a group.
-
-    Raises:
-        InputError: it has not every number once.
-        InputTypeError: it has no numbers.
-    """
+    """An order of all channels of a group."""
     numbers = _whole_numbers(name, value).long().reshape(-1)
     if sorted(numbers.tolist()) != list(range(size)):
         raise InputError(
@@ -77,12 +67,7 @@ def whole_order(name: str, size: int, value: Any) -> Tensor:
 
 
 def kept_numbers(name: str, size: int, value: Any, scores: Tensor | None) -> Tensor:
-    """The channels to keep, ascending: a share of the highest scores, a mask, or numbers.
-
-    Raises:
-        InputError: no channel would be left, or there are no such channels.
-        InputTypeError: the value is none of these.
-    """
+    """The channels to keep, ascending: a share of the highest scores, a mask, or numbers."""
     share = share_of(value)
     if share is not None:
         if not 0 < share <= 1:

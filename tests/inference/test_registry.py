@@ -154,10 +154,10 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
             )
 
 
-# moving, writing and choosing places is elementwise only by chance; the last two
-# have outputs that are not
+# moving, writing and choosing places is elementwise only by chance; the last one
+# has outputs that are not
 PLACES = set("write random movement repetition creation order choice".split())
-BY_CHANCE = {"aten.log_sigmoid_forward", "pathspace.lifted"}
+BY_CHANCE = {"aten.log_sigmoid_forward"}
 
 
 def entry_by_entry(call: Call, operands: list[Tensor]) -> bool | None:
