@@ -248,7 +248,11 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     if solution.forms.shape[0]:
         _define(system, solution, [lookup(classes, ids) for pair in raw for ids in pair])
     for tail, head in raw:
-        _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
+        near, far = lookup(classes, tail), lookup(classes, head)
+        if has_zeros(tail):
+            # (scalars that are not used impose nothing)
+            near = torch.where(tail == NEUTRAL, NEUTRAL, near)
+        system.unify(near, far)
     kernel = system.resolve()
     if system.incomplete:
         # (directions may be missing, so that all scales in sums are fixed)
@@ -260,29 +264,6 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     chosen = first[(own > 0) & (own <= kernel.units)]
     # if there are no such variables, fix one unit and repeat
     return chosen if len(chosen) else first[own > 0][:1]
-
-
-def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
-    if not bool(free.all()):
-        tail, head, free = torch.broadcast_tensors(tail, head, free)
-        tail, head = tail[free], head[free]
-    for near, far in ((head, tail), (tail, head)):
-        system.unify(*_star(near, far))
-
-
-def _star(near: Tensor, far: Tensor) -> Pair:
-    """A few pairs of ids that, with those for exchanged ends, connect a weight's two ends."""
-    # take one entry along every dimension in which one side is constant
-    for dim in range(far.dim()):
-        if near.shape[dim] == 1 and far.shape[dim] > 1:
-            far = far.narrow(dim, 0, 1)
-    rows = near.shape[0] if near.dim() > 1 else 0
-    if rows > 1 and far.numel() == far.shape[0] == rows:
-        # all outputs of a group have the same inputs, so the first output connects them
-        changed = (near[1:] != near[:-1]).flatten(1).any(1)
-        first = torch.cat([changed.new_ones(1), changed])
-        near, far = near[first], far[first]
-    return far, near
 
 
 def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:

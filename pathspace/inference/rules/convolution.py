@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, reshaped
-from .contraction import contract_ids, with_bias
-from .edges import edges
+from ..values import NEUTRAL, Value, reshaped
+from .contraction import products, with_bias
 from .windows import per_dimension, windows
 
 # properties of every convolution
@@ -45,10 +44,7 @@ def _convolved(
     seen = seen.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
     summed = list(range(3 + rank, 4 + 2 * rank))
     place = (None, slice(None), slice(None), *(None,) * rank)
-    if isinstance(weight, Weight):
-        out = edges(semantics, weight.moved(lambda t: t[place], semantics.offsets), seen, summed)
-    else:
-        out = contract_ids(semantics, weight[place], seen, summed)
+    out = products(semantics, semantics.moved(lambda t: t[place], weight), seen, summed)
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
