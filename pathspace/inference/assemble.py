@@ -196,35 +196,14 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     return result
 
 
-def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend ids to ``void`` scalars along dimensions in which the others agree; else 0."""
+def extended(ids: Tensor) -> Tensor:
+    """Extend ids to unused scalars along dimensions in which the others agree; else 0."""
     for dim in range(ids.dim()):
-        agree, first = _agree(ids, void, dim)
-        if agree:
-            ids, void = ids.take_along_dim(first, dim), void.all(dim, keepdim=True)
-    return torch.where(void, 0, ids), void
-
-
-def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend both ends to ``void`` scalars along dimensions in which the factors agree."""
-    for dim in range(void.dim()):
-        agree, first = _agree(factor, void, dim)
-        if agree:
-            tail, head = (torch.where(void, ids.take_along_dim(first, dim), ids) for ids in ends)
-            ends, factor = (
-                (tail, head),
-                torch.where(void, factor.take_along_dim(first, dim), factor),
-            )
-            void = void.all(dim, keepdim=True).expand(void.shape)
-    return ends
-
-
-def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
-    """Whether the numbers outside ``void`` are equal along a dimension, and where the first is."""
-    largest = torch.iinfo(numbers.dtype).max
-    low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
-    high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)
-    return bool((low >= high).all()), void.logical_not().int().argmax(dim, keepdim=True)
+        void = ids == NEUTRAL
+        low = ids.amin(dim, keepdim=True)
+        if bool((void | (ids == low)).all()):
+            ids = low
+    return torch.where(ids == NEUTRAL, 0, ids)
 
 
 def shrink(ids: Tensor) -> Tensor:

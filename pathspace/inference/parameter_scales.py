@@ -136,11 +136,6 @@ def layout(
     region); ``None`` if the view does not consist of the parameter's dimensions.
     """
     tensors = list(ids)
-    if (sizes := _kept(view, shape)) is not None:
-        whole = tuple(slice(0, size, 1) for size in shape)
-        return whole, [
-            t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors
-        ]
     found = _parts(view, shape)
     grouped = None if found is None else _grouped(found[1], found[0])
     if grouped is None:
@@ -151,17 +146,6 @@ def layout(
     if any(tensor.shape[dim] > 1 for tensor in tensors for dim in rest):
         return None
     return region, [_laid_out(tensor, groups, rest) for tensor in tensors]
-
-
-def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
-    """If a view is the whole parameter: its dimension for each of the parameter's."""
-    long = [dim for dim, size in enumerate(view.shape) if size > 1]
-    if [view.shape[dim] for dim in long] != [size for size in shape if size > 1]:
-        return None
-    if view.storage_offset() or not view.is_contiguous():
-        return None
-    places = iter(long)
-    return [next(places) if size > 1 else None for size in shape]
 
 
 class _Part(NamedTuple):

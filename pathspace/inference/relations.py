@@ -30,7 +30,7 @@ from .elimination import (
     peel,
     simplified,
 )
-from .union_find import UnionFind, looked_up
+from .union_find import UnionFind, looked_up, representatives
 from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
@@ -204,16 +204,6 @@ class Relations(UnionFind):
         self.incomplete = True
         fixed = torch.from_numpy(ids)
         self.unify(fixed, torch.zeros_like(fixed))
-
-
-def representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class, with the sign that gives the class itself."""
-    first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
-    # (the last of several values written to one position remains, so the order is reversed)
-    first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
-    first[0] = 0
-    result: np.ndarray = first * np.sign(classes[first])
-    return result
 
 
 def _reduced(

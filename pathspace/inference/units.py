@@ -11,7 +11,7 @@ from ..capture.captured import Captured
 from ..graph.growing import SpanningTreeBuilder
 from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows
 from ..graph.structure import Structure
-from .assemble import Ends, assemble, beside, combine, extended, shrink
+from .assemble import Ends, assemble, combine, extended, shrink
 from .gathered import fold
 from .registry import facts_of
 from .relations import Relations, Solution
@@ -130,7 +130,11 @@ def _graph(
     for name, (tail, head) in own.items():
         unused = tail == NEUTRAL if has_zeros(tail) else None
         if unused is not None:
-            beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
+            # (of all scalars, with those that only larger inputs use)
+            both = raw[name].tail, raw[name].head
+            seen = (torch.where(ids == NEUTRAL, NEUTRAL, lookup(classes, ids)) for ids in both)
+            start, end = map(extended, seen)
+            beyond[name] = start, end
         blocks.append(
             WeightBlock(
                 name=name,
@@ -165,24 +169,6 @@ def _graph(
         captured=captured,
         parameters=captured.parameters,
     )
-
-
-def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
-    """Tail and head of all scalars of a parameter, including those that only larger inputs use."""
-    # classes of equal products have equal numbers (modulo 2^64), others almost certainly not
-    directions = np.random.default_rng(0).integers(1, 2**62, solution.units)
-    number = torch.from_numpy(
-        np.concatenate([[0], directions, np.asarray(solution.forms @ directions)])
-    )
-    pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
-    (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
-    tail, head = tail.expand(shape), head.expand(shape)
-    if bool(no_tail.any()) or bool(no_head.any()):
-        # even if the ends differ between scalars, their factors may be equal
-        (start, void), (end, _) = pair
-        factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
-        tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
-    return distinct(tail), distinct(head)
 
 
 def _named(solution: Solution, raw: dict[str, Ends], scales: Scales) -> Solution:
