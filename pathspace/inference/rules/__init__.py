@@ -5,7 +5,6 @@ from . import (
     convolution,
     functions,
     indexing,
-    joining,
     movement,
     normalization,
     pointwise,

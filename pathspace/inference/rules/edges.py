@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..eps_detection import guards_a_division
-from ..semantics import Semantics
+from ..semantics import Semantics, is_free
 from ..values import (
     NEUTRAL,
     ROOT,
@@ -51,10 +51,7 @@ def has_fixed_scale(value: Any) -> bool:
 
 def is_constant(value: Any) -> bool:
     """Whether all elements that are not exactly zero have a fixed scale."""
-    if not isinstance(value, Tensor):
-        return False
-    ids = distinct(value)
-    return bool(((ids == ROOT) | (ids == NEUTRAL)).all())
+    return isinstance(value, Tensor) and not is_free(value)
 
 
 def as_factor(value: Any) -> Any:
@@ -120,7 +117,7 @@ def negligible(semantics: Semantics, value: Any, operand: Any, exact: bool = Fal
     """Whether a number is an ``eps`` written out by hand and can be ignored; records it."""
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
-    free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))
+    free = isinstance(operand, Weight) or is_free(operand)
     if (
         not (small and free)
         or semantics.exact_norms

@@ -1,9 +1,9 @@
-"""Pooling and resampling of images: positively homogeneous, so that elements which are read
-together share one scale.
-"""
+"""Windows, pooling and resampling of images: elements that are read together share one scale."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,9 +11,71 @@ from torch import Tensor
 
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import Value, shape_of
+from ..values import NEUTRAL, Value, along, compress, shape_of
 from .edges import with_positions
-from .windows import per_dimension, windows
+
+
+def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
+    """A number or a list of numbers, one per spatial dimension."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * rank if len(numbers) == 1 else numbers
+
+
+@cache
+def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
+    """Whether a margin tells no windows apart: all meet data, and one meets no margin."""
+    places = torch.arange(count).mul(step).unsqueeze(1) + torch.arange(taps).mul(hole) - before
+    met = (places >= 0) & (places < size)
+    return bool(met.any(1).all() and met.all(1).any())
+
+
+def windows(
+    semantics: Semantics,
+    ids: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    margins: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    ceil: bool = False,
+) -> Tensor:
+    """Views of windows, ``(..., in...) -> (..., out..., kernel...)``; margins are zeros."""
+    rank = len(kernel)
+    lead = ids.dim() - rank
+    for i in range(rank):
+        dim = lead + i
+        size, (before, after), step = ids.shape[dim], margins[i], stride[i]
+        reach = dilation[i] * (kernel[i] - 1) + 1
+        room = size + before + after - reach
+        count = (room + (step - 1 if ceil else 0)) // step + 1
+        # torch drops a last window that would start in the right margin
+        if ceil and (count - 1) * step >= size + before:
+            count -= 1
+        extra = max(0, (count - 1) * step + reach - (size + before + after))
+        padded = bool(before or after or extra)
+        if ids.stride(dim) == 0 and (
+            not padded
+            or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
+        ):
+            view = ids.narrow(dim, 0, 1).unsqueeze(-1)
+            shape = list(view.shape)
+            shape[dim], shape[-1] = count, kernel[i]
+            ids = view.expand(shape)
+            continue
+        if padded:
+            pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
+            ids = along(
+                lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL),  # type: ignore[misc]
+                ids,
+                [dim],
+            )
+        ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
+        ids = ids.narrow(dim, 0, count)
+    return (
+        compress(ids)
+        if any(ids.stride(d) and ids.shape[d] > 1 for d in range(lead, ids.dim()))
+        else ids
+    )
+
 
 # what is true of means over windows
 AVERAGED: dict[str, Any] = {
