@@ -20,7 +20,7 @@ from .relations import Relations
 from .scales import Scales
 from .semantics import Place
 from .union_find import negated
-from .values import NEUTRAL, compress, distinct, has_zeros
+from .values import NEUTRAL, broadcast_shape, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -81,21 +81,14 @@ def _same_factor(
         equations.unify(*tail)
         equations.unify(*head)
         return
-    both = [
-        max(head[0].shape[dim], head[1].shape[dim]) > 1
-        and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
-        for dim in range(head[0].dim())
-    ]
-    sizes = [
-        max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1
-        for dim in range(head[0].dim())
-    ]
     for side, other in ((tail, head), (head, tail)):
         if torch.equal(*side) and not has_zeros(side[0]):
             # one end does not change, so the other must not change either
             equations.unify(*other)
             return
-    change = equations.fresh(sizes)
+    # the change varies along the dimensions along which both ends do
+    shapes = zip(*(broadcast_shape(one.shape, two.shape) for one, two in (tail, head)), strict=True)
+    change = equations.fresh([max(shape) if min(shape) > 1 else 1 for shape in shapes])
     for earlier, later in (tail, head):
         equations.relate((1, later), (-1, earlier), (-1, change))
 

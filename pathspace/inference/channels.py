@@ -90,9 +90,7 @@ class Channels(Sided):
         self._of_buffers = self.equations.size
         return ids
 
-    def statistics_of(
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:
         """Give running statistics the channels of their normalisation."""
         ids = self._one(channels, range(1, channels.dim())).reshape(-1)
         for name in (mean, var):

@@ -187,10 +187,13 @@ class Scales(ParameterScales):
             dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced
         ]
         change = empty = None
+        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
         if has_zeros(distinct(ids)):
             empty = distinct(ids) == NEUTRAL
             for dim in reduced:
                 empty = empty.all(dim, keepdim=True)
+            if bool(empty.all()):
+                return constant(out, NEUTRAL)
         heads = prod(
             full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced)
         )
@@ -198,18 +201,9 @@ class Scales(ParameterScales):
             kept = [dim for dim in range(rank) if varies[dim] and dim not in reduced]
             ids, change = self._baseline(ids, free, kept)
         tail = self._representative(ids, shared)
-        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        void = distinct(tail) == NEUTRAL if has_zeros(tail) else None
-        if void is not None and bool(void.all()):
-            return constant(out, NEUTRAL)
         sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
         head = self.equations.fresh(sizes)
         self.flows.use(use_of(weight, tail, head))
-        if void is not None:
-            # the head of exact zeros only (masked scalars) is an exact zero
-            for dim in reduced:
-                void = void.all(dim, keepdim=True)
-            head = torch.where(void, NEUTRAL, head)
         if change is not None:
             # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
@@ -265,12 +259,10 @@ class Scales(ParameterScales):
         self.observes = True
         return constant(value.shape)
 
-    def statistics_of(
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:
         """Record the channels of statistics, the same in all their uses."""
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
-        for some, reason in self.running.add(mean, var, ids, eps, frozen):
+        for some, reason in self.running.add(mean, var, ids, eps):
             self.pin([some], reason)
 
     def read(self, buffer: str) -> None:

@@ -133,14 +133,10 @@ class UnionFind:
 
 
 def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """``table[|ids|] * sign(ids)``, in portions to save memory."""
+    """``table[|ids|] * sign(ids)``."""
     if not len(ids) or ids.min() >= 0:
         return np.asarray(table[ids], np.int64)
-    found = np.empty(ids.shape, np.int64)
-    for start in range(0, len(ids), AT_ONCE):
-        some = ids[start : start + AT_ONCE]
-        np.multiply(table[np.abs(some)], np.sign(some), out=found[start : start + AT_ONCE])
-    return found
+    return np.asarray(table[np.abs(ids)] * np.sign(ids))
 
 
 def _largest(ids: np.ndarray) -> int:

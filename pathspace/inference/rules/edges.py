@@ -80,19 +80,14 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     shape = broadcast_shape(*(entry.shape for _, entry in factors))
     if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
-    if combination_count(*(entry for _, entry in factors)) > LARGEST:
+    wide = [entry.expand(shape) for _, entry in factors]
+    sizes = (n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
+    if math.prod(sizes) > LARGEST:
         semantics.pin(
             [entry for _, entry in factors], "a product of more scales than can be followed"
         )
         return constant(shape)
     return semantics.product(*factors)
-
-
-def combination_count(*ids: Tensor) -> int:
-    """Number of combinations of ids after broadcasting."""
-    shape = broadcast_shape(*(entry.shape for entry in ids))
-    wide = [entry.expand(shape) for entry in ids]
-    return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
 def with_others(semantics: Semantics, first: Value) -> Any:

@@ -252,11 +252,7 @@ def index_put(
     ):
         raise ValueError("a mask that depends on data")
     rank = len(broadcast_shape(*(i.shape for i in leading)))
-    rest = (
-        target.shape[len(leading) :]
-        if leading[0].dtype != torch.bool
-        else target.shape[leading[0].dim() :]
-    )
+    rest = target.shape[leading[0].dim() if leading[0].dtype == torch.bool else len(leading) :]
     wide = written.expand(*[1] * max(0, rank + len(rest) - written.dim()), *written.shape)
     return semantics.join(
         target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written

@@ -68,7 +68,7 @@ def _by_statistics(
         ids = semantics.activation(x)
         if semantics.exact_norms:
             return _cut(semantics, ids, dims)
-        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps), frozen)
+        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps))
         return semantics.cut(ids, dims, exact=frozen)
     if not frozen:
         return _cut(semantics, x, dims)

@@ -137,16 +137,9 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
             ids = ids.narrow(dim, 0, 1).expand(*ids.shape[:dim], count, *ids.shape[dim + 1 :])
             continue
         # torch's windows: from floor(i n / m) to ceil((i + 1) n / m)
-        parts = [
-            semantics.reduce(
-                ids.narrow(
-                    dim, i * length // count, -(-(i + 1) * length // count) - i * length // count
-                ),
-                [dim],
-                True,
-            )
-            for i in range(count)
-        ]
+        bounds = ((i * length // count, -(-(i + 1) * length // count)) for i in range(count))
+        cuts = (ids.narrow(dim, start, end - start) for start, end in bounds)
+        parts = [semantics.reduce(part, [dim], keepdim=True) for part in cuts]
         ids = torch.cat(parts, dim)
     return with_positions(semantics, ids, ids)
 
