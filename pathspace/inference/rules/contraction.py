@@ -86,7 +86,9 @@ def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     if len(x.shape) == 1:
         ids = semantics.moved(lambda t: t.transpose(-1, -2), y)
         return products(semantics, x, semantics.activation(ids), [-1])
-    left = semantics.moved(lambda t: t.unsqueeze(-1), x)
+    # (ids that are known to be equal are found by their layout)
+    left = x if isinstance(x, Weight) else semantics.activation(x)
+    left = semantics.moved(lambda t: t.unsqueeze(-1), left)
     right = semantics.moved(lambda t: t.unsqueeze(-3), y)
     if isinstance(right, Tensor):
         return products(semantics, left, right, [-2])

@@ -23,10 +23,16 @@ def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
 
 @cache
 def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
-    """Whether a margin tells no windows apart: all meet data, and one meets no margin."""
+    """Whether a margin tells no windows apart: all meet data, and common taps link them."""
     places = torch.arange(count).mul(step).unsqueeze(1) + torch.arange(taps).mul(hole) - before
     met = (places >= 0) & (places < size)
-    return bool(met.any(1).all() and met.all(1).any())
+    if not bool(met.any(1).all()):
+        return False
+    linked, more = torch.zeros(taps, dtype=torch.bool), met[:1].any(0)
+    while bool((more & ~linked).any()):
+        linked = linked | more
+        more = met[(met & linked).any(1)].any(0)
+    return bool(linked.all())
 
 
 def windows(
