@@ -20,7 +20,7 @@ from .relations import Relations
 from .scales import Scales
 from .semantics import Place
 from .union_find import negated
-from .values import NEUTRAL, compress, distinct, has_zeros
+from .values import NEUTRAL, broadcast_shape, compress, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -81,21 +81,14 @@ def _same_factor(
         equations.unify(*tail)
         equations.unify(*head)
         return
-    both = [
-        max(head[0].shape[dim], head[1].shape[dim]) > 1
-        and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
-        for dim in range(head[0].dim())
-    ]
-    sizes = [
-        max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1
-        for dim in range(head[0].dim())
-    ]
     for side, other in ((tail, head), (head, tail)):
         if torch.equal(*side) and not has_zeros(side[0]):
             # one end does not change, so the other must not change either
             equations.unify(*other)
             return
-    change = equations.fresh(sizes)
+    # the change varies along the dimensions along which both ends do
+    shapes = zip(*(broadcast_shape(one.shape, two.shape) for one, two in (tail, head)), strict=True)
+    change = equations.fresh([max(shape) if min(shape) > 1 else 1 for shape in shapes])
     for earlier, later in (tail, head):
         equations.relate((1, later), (-1, earlier), (-1, change))
 
@@ -196,35 +189,14 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     return result
 
 
-def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend ids to ``void`` scalars along dimensions in which the others agree; else 0."""
+def extended(ids: Tensor) -> Tensor:
+    """Extend ids to unused scalars along dimensions in which the others agree; else 0."""
     for dim in range(ids.dim()):
-        agree, first = _agree(ids, void, dim)
-        if agree:
-            ids, void = ids.take_along_dim(first, dim), void.all(dim, keepdim=True)
-    return torch.where(void, 0, ids), void
-
-
-def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Extend both ends to ``void`` scalars along dimensions in which the factors agree."""
-    for dim in range(void.dim()):
-        agree, first = _agree(factor, void, dim)
-        if agree:
-            tail, head = (torch.where(void, ids.take_along_dim(first, dim), ids) for ids in ends)
-            ends, factor = (
-                (tail, head),
-                torch.where(void, factor.take_along_dim(first, dim), factor),
-            )
-            void = void.all(dim, keepdim=True).expand(void.shape)
-    return ends
-
-
-def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
-    """Whether the numbers outside ``void`` are equal along a dimension, and where the first is."""
-    largest = torch.iinfo(numbers.dtype).max
-    low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
-    high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)
-    return bool((low >= high).all()), void.logical_not().int().argmax(dim, keepdim=True)
+        void = ids == NEUTRAL
+        low = ids.amin(dim, keepdim=True)
+        if bool((void | (ids == low)).all()):
+            ids = low
+    return torch.where(ids == NEUTRAL, 0, ids)
 
 
 def shrink(ids: Tensor) -> Tensor:

@@ -90,9 +90,7 @@ class Channels(Sided):
         self._of_buffers = self.equations.size
         return ids
 
-    def statistics_of(
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:
         """Give running statistics the channels of their normalisation."""
         ids = self._one(channels, range(1, channels.dim())).reshape(-1)
         for name in (mean, var):
@@ -375,3 +373,24 @@ class Channels(Sided):
                 self._one(ids, [min(along)])
                 changed = True
         return changed
+
+
+class InnerChannels(Channels):
+    """The interpretation in which the channels of a table of matrices are inside the matrices."""
+
+    written = -1
+
+
+class NestedChannels(InnerChannels):
+    """Channels inside of heads and groups, whatever the order of what is reduced."""
+
+    certain = False
+
+    def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
+        return bool(varying(ids) & summed)
+
+    def _whole(self, classes: Tensor) -> bool:
+        return False
+
+    def _rectangular(self, classes: Tensor) -> bool:
+        return False

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
-from scipy.sparse.csgraph import connected_components
+
+from .union_find import Pairs, components, representatives
 
 # scales with higher powers are fixed; a product of two such powers fits into 64 bits
 LARGEST_POWER = 2**31
 Rounds = list[tuple[np.ndarray, csr_array]]
-Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def simplified(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
@@ -205,8 +205,8 @@ def eliminate_shared(
 def compress_relations(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
     """Write relations as equalities of sums, and remove those that follow from others.
 
-    Each relation is split into the two sums that occur most often. The sums are the nodes of a
-    graph and the relations its edges; equations with one sum of each component are equivalent.
+    Each relation is split into the two sums that occur most often, which it makes equal; equations
+    with one sum of each class are equivalent.
     """
     long = (coefficients != 0).sum(1) >= 3
     c, v = coefficients[long], variables[long]
@@ -230,32 +230,17 @@ def compress_relations(coefficients: np.ndarray, variables: np.ndarray, total: i
     best = counts[node].sum(2).argmax(1)
     rows = np.arange(len(c))
     (left, right), sign = node[rows, best].T, signs[rows, best].prod(1)
-    # one node for each sum and one for its negative: two sums on opposite
-    # sides of a relation are equal
-    size = len(counts)
-    other = np.where(sign < 0, right, right + size)
-    edges = (
-        np.concatenate([left, left + size]),
-        np.concatenate([other, (other + size) % (2 * size)]),
-    )
-    graph = coo_array((np.ones(len(edges[0]), bool), edges), shape=(2 * size, 2 * size))
-    label = connected_components(graph, directed=False)[1]
+    # sums are ids from 1; those of one variable come first, and stand for others
     pair_c, pair_v = some.reshape(-1, 2)[index], names.reshape(-1, 2)[index]
-    used = np.unique(np.concatenate([left, right]))
-    used = used[np.argsort(pair_v[used, 1] != 0, kind="stable")]
-    group = np.minimum(label[used], label[used + size])
-    turn = np.where(label[used] == group, 1, -1)
-    _, root, member = np.unique(group, return_index=True, return_inverse=True)
-    root = root[member]
-    # a sum that is its own negative is zero
-    zero = label[used] == label[used + size]
-    star = ~zero & (root != np.arange(len(used)))
-    factor = (-turn * turn[root])[star, None]
-    new_c = np.concatenate([pair_c[used[star]], factor * pair_c[used[root[star]]]], 1)
-    new_v = np.concatenate([pair_v[used[star]], pair_v[used[root[star]]]], 1)
-    none = np.zeros((int(zero.sum()), 2), np.int64)
-    new_c = np.concatenate([new_c, np.concatenate([pair_c[used[zero]], none], 1)])
-    new_v = np.concatenate([new_v, np.concatenate([pair_v[used[zero]], none], 1)])
+    order = np.argsort(pair_v[:, 1] != 0, kind="stable")
+    number = 1 + np.argsort(order)
+    classes = components(number[left], -sign * number[right], 1 + len(order))
+    first = representatives(classes)[np.abs(classes)] * np.sign(classes)
+    pair_c, pair_v = (np.pad(pair[order], ((1, 0), (0, 0))) for pair in (pair_c, pair_v))
+    own = np.flatnonzero(first != np.arange(len(first)))
+    root = first[own]
+    new_c = np.concatenate([pair_c[own], -np.sign(root)[:, None] * pair_c[np.abs(root)]], 1)
+    new_v = np.concatenate([pair_v[own], pair_v[np.abs(root)]], 1)
     if len(new_c) >= len(c):
         return coefficients, variables
     new_c, new_v = simplified(new_c, new_v)

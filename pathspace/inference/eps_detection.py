@@ -25,7 +25,7 @@ NEAR = 64
 
 def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
     """Whether every use of the result of ``node`` divides a value of the same origin."""
-    if _name(node).endswith("_") and any(
+    if operation_name(node.target).endswith("_") and any(
         len(x.users) > 1 or facts_of(x).kind in MOVEMENTS for x in node.all_input_nodes
     ):
         # the in-place operation changes other names of the tensor too
@@ -92,12 +92,6 @@ def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set
         found[node] = None
         pending += node.all_input_nodes
     return set(found)
-
-
-def _name(node: fx.Node) -> str:
-    return (
-        operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
-    )
 
 
 # operation -> positions of the numbers that it writes

@@ -137,12 +137,13 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
             scales.equations.unify(ids, row.expand(ids.shape))
     _anchor(scales, template, base)
     known = torch.from_numpy(scales.equations.solve())
-    every = _Fresh(scales, template)
+    every = _fresh(scales, template)
     result: dict[str, list[Ends]] = {}
     for name in virtual:
         table = scales.virtual[name]
-        tails, heads = (_looked_up(template.solution, ids) for ids in template.cells[table])
-        fresh, tails, heads = every.of(scales.shapes[table][0], tails, heads)
+        numbers, fresh = every[table]
+        cells = (_looked_up(template.solution, ids) for ids in template.cells[table])
+        tails, heads = (torch.searchsorted(numbers, ids.abs()) * ids.sign() for ids in cells)
         tail, head = base[name]
         first = heads.reshape(-1)[0]
         if (
@@ -182,43 +183,25 @@ def _class(known: Tensor, ids: Tensor) -> Tensor:
     return known[class_index(ids)]
 
 
-class _Fresh:
-    """Ids of every difference, one for each row of the tables with it."""
-
-    def __init__(self, scales: Scales, template: _Template) -> None:
-        self._need = np.zeros(template.solution.units + 1, np.int64)
-        for table, cells in template.cells.items():
-            for ids in cells:
-                met = np.unique(_looked_up(template.solution, ids).abs().numpy())
-                self._need[met] = np.maximum(self._need[met], scales.shapes[table][0])
-        self._need[0] = 0
-        self._place = np.zeros(len(self._need), np.int64)
-        self._blocks = dict[int, Tensor]()
-        for rows in np.unique(self._need[self._need > 0]).tolist():
-            some = np.flatnonzero(self._need == rows)
-            ids = scales.equations.fresh((len(some), rows))
-            if template.normed[some].any():
-                scales.approximate.append(ids[torch.from_numpy(template.normed[some])])
-            self._place[some], self._blocks[rows] = np.arange(len(some)), ids
-
-    def _rows(self, numbers: np.ndarray, rows: int) -> Tensor:
-        result = torch.zeros(len(numbers), rows, dtype=torch.long)
-        for size, ids in self._blocks.items():
-            some = np.flatnonzero(self._need[numbers] == size)
-            if len(some):
-                result[torch.from_numpy(some)] = ids[torch.from_numpy(self._place[numbers[some]])][
-                    :, :rows
-                ]
-        return result
-
-    def of(self, rows: int, *sides: Tensor) -> tuple[Tensor, ...]:
-        """The ids in cells of a table, by row, and the cells as positions among these."""
-        every = torch.cat(
-            [torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)]
-        )
-        numbers = torch.unique(every)
-        places = (torch.searchsorted(numbers, side.abs()) * side.sign() for side in sides)
-        return self._rows(numbers.numpy(), rows), *places
+def _fresh(scales: Scales, template: _Template) -> dict[str, tuple[Tensor, Tensor]]:
+    """Table -> its differences, and the ids of each, one for every row."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    zero = torch.zeros(1, dtype=torch.long)
+    for table, cells in template.cells.items():
+        rows = scales.shapes[table][0]
+        met = [_looked_up(template.solution, ids).reshape(-1).abs() for ids in cells]
+        numbers = torch.cat([zero, *met]).unique()
+        ids = scales.equations.fresh((len(numbers) - 1, rows))
+        ids = torch.cat([zero.expand(1, rows), ids])
+        for others, known in found.values():
+            # (an index selects the same rows of all its tables)
+            _, own, other = np.intersect1d(numbers.numpy(), others.numpy(), return_indices=True)
+            few = min(rows, known.shape[1])
+            scales.equations.unify(ids[own, :few], known[other, :few])
+        normed = torch.from_numpy(template.normed)[numbers]
+        scales.approximate.append(ids[normed & (numbers > 0)])
+        found[table] = numbers, ids
+    return found
 
 
 def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:

@@ -73,23 +73,16 @@ def interpret(
     for number, value in enumerate(flat_values(outputs)):
         if number >= captured.updates:
             _note_read(semantics, value)
-        if number in captured.written and _is_whole(value, captured.written[number]):
-            # (a multiple of the parameter is rescaled with it)
-            continue
+        if isinstance(value, Weight) and number in captured.written:
+            view = (value.name, value.moves, value.kept, value.shift)
+            if view == (captured.written[number], (), None, 0.0):
+                # (a multiple of the parameter is rescaled with it)
+                continue
         flat.append(semantics.activation(value))
     for ids in flat:
         semantics.place = Place("output", result=ids)
         semantics.fix(ids)
     return semantics, flat
-
-
-def _is_whole(value: Any, name: str) -> bool:
-    return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (
-        name,
-        (),
-        None,
-        0.0,
-    )
 
 
 def _placeholder(

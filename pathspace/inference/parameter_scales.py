@@ -136,11 +136,6 @@ def layout(
     region); ``None`` if the view does not consist of the parameter's dimensions.
     """
     tensors = list(ids)
-    if (sizes := _kept(view, shape)) is not None:
-        whole = tuple(slice(0, size, 1) for size in shape)
-        return whole, [
-            t.reshape([1 if dim is None else t.shape[dim] for dim in sizes]) for t in tensors
-        ]
     found = _parts(view, shape)
     grouped = None if found is None else _grouped(found[1], found[0])
     if grouped is None:
@@ -151,17 +146,6 @@ def layout(
     if any(tensor.shape[dim] > 1 for tensor in tensors for dim in rest):
         return None
     return region, [_laid_out(tensor, groups, rest) for tensor in tensors]
-
-
-def _kept(view: Tensor, shape: tuple[int, ...]) -> list[int | None] | None:
-    """If a view is the whole parameter: its dimension for each of the parameter's."""
-    long = [dim for dim, size in enumerate(view.shape) if size > 1]
-    if [view.shape[dim] for dim in long] != [size for size in shape if size > 1]:
-        return None
-    if view.storage_offset() or not view.is_contiguous():
-        return None
-    places = iter(long)
-    return [next(places) if size > 1 else None for size in shape]
 
 
 class _Part(NamedTuple):
@@ -235,22 +219,17 @@ class RunningStatistics:
         # pairs of mean and variance
         self._channels: dict[str, tuple[int, Tensor]] = {}
         self._pairs: dict[tuple[str, str], None] = {}
-        # running variance -> the eps that is added to it, and whether a frozen
-        # normalisation divides by their sum
-        self._eps: dict[str, tuple[float, bool]] = {}
+        # running variance -> the eps that is added to it
+        self._eps: dict[str, float] = {}
         self._read: set[str] = set()
 
-    def add(
-        self, mean: str, var: str, ids: Tensor, eps: float, frozen: bool
-    ) -> Iterator[tuple[Tensor, str]]:
+    def add(self, mean: str, var: str, ids: Tensor, eps: float) -> Iterator[tuple[Tensor, str]]:
         """Record one use; yields ids that must be fixed before it goes on, and why.
 
         ``var + eps`` is rescaled, so all normalisations with this variance need the same ``eps``.
         """
         self._pairs[mean, var] = None
-        first, divides = self._eps.get(var, (eps, False))
-        self._eps[var] = (eps if first == eps else 0.0), divides or frozen
-        if first != eps and (divides or frozen):
+        if self._eps.setdefault(var, eps) != eps:
             yield ids, SHARED
         for power, name in ((1, mean), (2, var)):
             before, known = self._channels.get(name, (power, ids))
@@ -275,5 +254,5 @@ class RunningStatistics:
             mean, var = (name if name in left else None for name in pair)
             left -= set(pair)
             if mean or var:
-                found.append((mean, var, self._channels[pair[0]][1], self._eps[pair[1]][0]))
+                found.append((mean, var, self._channels[pair[0]][1], self._eps[pair[1]]))
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,21 +126,15 @@ class ReasonLink:
         return f"{self.op}{' ' + place if place else ''} ({self.reason})"
 
 
+NOWHERE = ReasonLink("", "", "", "")
+
+
 class _Noted(Relations):
     def __init__(self, step: Callable[[str], int]) -> None:
         super().__init__()
         self.step = step
         self.pairs: list[tuple[np.ndarray, np.ndarray, int]] = []
         self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
-
-    def copy(self) -> Relations:  # type: ignore[override]
-        """The equations without steps, because equations of a copy are not steps of the model."""
-        plain = Relations()
-        noted = ("step", "pairs", "rows")
-        plain.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name not in noted}
-        )
-        return plain.copy()
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
         pairs = super().unify(left, right)
@@ -233,25 +227,22 @@ class Chains:
         return np.asarray(2 * np.abs(ids) + (ids < 0))
 
     def _search(self) -> None:
-        ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
-        rows, columns = (
-            np.concatenate([ends[0], ends[2], [0]]),
-            np.concatenate([ends[1], ends[3], [1]]),
-        )
+        sides = self._left, self._right, -self._left, -self._right, np.zeros(1, int)
+        ends = [self._node(side) for side in sides]
+        rows = np.concatenate([ends[0], ends[2], ends[4]])
+        columns = np.concatenate([ends[1], ends[3], ends[4] + 1])
+        step = np.concatenate([self._step, self._step, [-1]])
         count = 2 * self._size
         graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(count, count)).tocsr()
         self._graph = graph
         _, self._label = connected_components(graph, directed=False)
         order, before = breadth_first_order(graph, 0, directed=False, return_predecessors=True)
-        self._before = np.full(count, -1, np.int64)
-        self._before[order] = before[order]
-        self._before[0] = 0
-        # the step of an edge, in either direction
-        low, high = np.minimum(rows, columns), np.maximum(rows, columns)
-        step = np.concatenate([self._step, self._step, [-1]])
-        key = low * count + high
-        first = np.argsort(key, kind="stable")
-        self._keys, self._of_key = key[first], step[first]
+        # for each node the next one on the way to the root, and the first step between them
+        self._before, self._via = np.zeros(count, np.int64), np.full(count, -1)
+        self._before[order[1:]] = before[order[1:]]
+        for start, end in ((columns, rows), (rows, columns)):
+            way = np.flatnonzero((self._before[end] == start) & (end > 1))[::-1]
+            self._via[end[way]] = step[way]
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
         """Add equations that follow from relations and opposite scales; whether there are any."""
@@ -262,7 +253,11 @@ class Chains:
         if len(turned):
             _, first = np.unique(plus[turned], return_index=True)
             own = turned[first]
-            new.append((own, np.zeros_like(own), np.full(len(own), self._opposite())))
+            new.append((own, np.zeros_like(own), np.full(len(own), len(self.steps))))
+            # (at the place of the first equation between opposite scales)
+            crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
+            place = self.steps[self._step[crossed[0]]] if len(crossed) else NOWHERE
+            self.steps.append(replace(place, reason=OPPOSITE))
         # (how far each is from the root, or infinitely far)
         far = dijkstra(self._graph, directed=False, indices=0, unweighted=True) if rows else root
         lead = np.minimum(plus, minus)
@@ -308,30 +303,16 @@ class Chains:
         self._step = np.concatenate([self._step, steps])
         return True
 
-    def _opposite(self) -> int:
-        """A new step for opposite scales, at the place of the first equation between two."""
-        crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
-        place = self.steps[self._step[crossed[0]]] if len(crossed) else ReasonLink("", "", "", "")
-        self.steps.append(ReasonLink(place.op, place.module, place.source, OPPOSITE))
-        return len(self.steps) - 1
-
     def before(self, ids: np.ndarray) -> np.ndarray:
         """The next id on the chain to the root (a positive number); 0 without a chain."""
-        return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
+        return np.asarray(self._before[2 * np.abs(ids)] // 2)
 
     def of(self, ids: np.ndarray) -> list[tuple[tuple[ReasonLink, ...], int]]:
         """Chains of ids (positive), each with how many have it; an empty one without one."""
         current, columns = 2 * np.abs(ids), []
-        known = self._before[current] >= 0
-        while bool((known & (current > 1)).any()):
-            before = np.where(known, self._before[current], current)
-            low, high = np.minimum(current, before), np.maximum(current, before)
-            place = np.searchsorted(self._keys, low * (2 * self._size) + high)
-            moving = known & (current > 1)
-            columns.append(
-                np.where(moving, self._of_key[np.minimum(place, len(self._keys) - 1)], -1)
-            )
-            current = np.where(moving, before, current)
+        while (current > 1).any():
+            columns.append(self._via[current])
+            current = self._before[current]
         table = np.stack(columns, 1) if columns else np.full((len(ids), 1), -1)
         rows, first, counts = np.unique(table, axis=0, return_index=True, return_counts=True)
         found = []

@@ -30,7 +30,7 @@ from .elimination import (
     peel,
     simplified,
 )
-from .union_find import UnionFind, looked_up
+from .union_find import UnionFind, looked_up, representatives
 from .values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
@@ -117,28 +117,19 @@ class Relations(UnionFind):
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
         """Record relations: rows of up to four coefficients and signed ids, or 0."""
-        self._relations.append((coefficients, ids))
+        more = ((0, 0), (0, WIDTH - ids.shape[1]))
+        self._relations.append((np.pad(coefficients, more), np.pad(ids, more)))
 
     def _rows(
         self, classes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Relations in terms of classes, four terms each; and those that are equations now."""
-        total = sum(len(ids) for _, ids in self._relations)
-        width = max(2, *(ids.shape[1] for _, ids in self._relations))
-        coefficients, ids = np.zeros((total, width), np.int64), np.zeros((total, width), np.int64)
-        start = 0
-        for some, names in self._relations:
-            block = slice(start, start + len(names)), slice(0, names.shape[1])
-            coefficients[block], ids[block] = some, names
-            start += len(names)
+        coefficients, ids = map(np.concatenate, zip(*self._relations, strict=True))
         signed = classes[np.abs(ids)]
         if (ids < 0).any():
             signed = signed * np.sign(ids)
         coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
-        more = ((0, 0), (0, WIDTH - width))
-        coefficients, variables = simplified(
-            *(np.pad(part, more) for part in (coefficients, variables))
-        )
+        coefficients, variables = simplified(coefficients, variables)
         left, right, done = equations(coefficients, variables)
         return coefficients[~done], variables[~done], (left, right)
 
@@ -204,16 +195,6 @@ class Relations(UnionFind):
         self.incomplete = True
         fixed = torch.from_numpy(ids)
         self.unify(fixed, torch.zeros_like(fixed))
-
-
-def representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class, with the sign that gives the class itself."""
-    first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
-    # (the last of several values written to one position remains, so the order is reversed)
-    first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
-    first[0] = 0
-    result: np.ndarray = first * np.sign(classes[first])
-    return result
 
 
 def _reduced(

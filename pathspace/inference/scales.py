@@ -21,6 +21,7 @@ from .eps_detection import constant_behind
 from .parameter_scales import ParameterScales, RunningStatistics
 from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
 from .registry import facts_of, operation_name
+from .sides import varying
 from .values import (
     NEUTRAL,
     ROOT,
@@ -45,7 +46,6 @@ class Scales(ParameterScales):
         self.running = RunningStatistics(self.equations)
         # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
-        self._tied_at: set[int] = set()
         self._powers = Powers()
         self.cuts: list[Tensor] = []
         self.observes = False
@@ -61,7 +61,7 @@ class Scales(ParameterScales):
     def activation(self, value: Any) -> Tensor:
         """Any value as an activation; ids known to be equal are replaced by one of them."""
         ids = super().activation(value)
-        held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
+        held = self._tied.get(memory(ids))
         if held is None:
             return ids
         # (what is read of the representatives is read of all the ids)
@@ -120,7 +120,6 @@ class Scales(ParameterScales):
             self._flow(ids, first)
             if not has_zeros(few):
                 self._tied[memory(ids)] = ids, first
-                self._tied_at.add(ids.data_ptr())
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
@@ -175,41 +174,30 @@ class Scales(ParameterScales):
         ids = self.activation(value)
         rank = max(ids.dim(), len(weight.shape))
         full = broadcast_shape(weight.shape, ids.shape)
-        sizes = (1,) * (rank - len(weight.shape)) + tuple(weight.shape)
-        strides = (0,) * (rank - len(weight.shape)) + tuple(weight.index.stride())
         # dimensions along which the scalar weight is the same: its tail and
         # head must not vary there
-        varies = [size > 1 and stride != 0 for size, stride in zip(sizes, strides, strict=True)]
+        lead = rank - len(weight.shape)
+        varies = {lead + dim for dim in varying(weight.index)}
         ids = ids.expand(full)
-        shared = [dim for dim in range(rank) if not varies[dim]]
+        shared = [dim for dim in range(rank) if dim not in varies]
         reduced = {dim % rank for dim in dims}
-        free = [
-            dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced
-        ]
+        free = [dim for dim in shared if dim in varying(ids) and dim not in reduced]
         change = empty = None
+        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
         if has_zeros(distinct(ids)):
             empty = distinct(ids) == NEUTRAL
             for dim in reduced:
                 empty = empty.all(dim, keepdim=True)
-        heads = prod(
-            full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced)
-        )
+            if bool(empty.all()):
+                return constant(out, NEUTRAL)
+        kept = sorted(varies - reduced)
+        heads = prod(full[dim] for dim in (*free, *kept))
         if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
-            kept = [dim for dim in range(rank) if varies[dim] and dim not in reduced]
             ids, change = self._baseline(ids, free, kept)
         tail = self._representative(ids, shared)
-        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        void = distinct(tail) == NEUTRAL if has_zeros(tail) else None
-        if void is not None and bool(void.all()):
-            return constant(out, NEUTRAL)
-        sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
+        sizes = [full[dim] if dim in kept else 1 for dim in range(rank)]
         head = self.equations.fresh(sizes)
         self.flows.use(use_of(weight, tail, head))
-        if void is not None:
-            # the head of exact zeros only (masked scalars) is an exact zero
-            for dim in reduced:
-                void = void.all(dim, keepdim=True)
-            head = torch.where(void, NEUTRAL, head)
         if change is not None:
             # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
@@ -265,12 +253,10 @@ class Scales(ParameterScales):
         self.observes = True
         return constant(value.shape)
 
-    def statistics_of(
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:
         """Record the channels of statistics, the same in all their uses."""
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
-        for some, reason in self.running.add(mean, var, ids, eps, frozen):
+        for some, reason in self.running.add(mean, var, ids, eps):
             self.pin([some], reason)
 
     def read(self, buffer: str) -> None:

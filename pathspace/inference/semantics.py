@@ -27,15 +27,9 @@ FEW_STEPS = 8
 
 @dataclass
 class Place:
-    """The operation that the interpreter is processing.
+    """The operation that the interpreter is processing, and its result as a fake tensor.
 
-    Attributes:
-        op: the operation.
-        module: path of its module.
-        source: file and line.
-        result: its result as a fake tensor (shape and dtype).
-        node: its node in the graph.
-        run: number of the current run of a graph; a node has one value in each run.
+    ``run`` is the number of the current run of a graph; a node has one value in each run.
     """
 
     op: str = ""
@@ -47,12 +41,7 @@ class Place:
 
 
 class Semantics(ABC):
-    """An interpretation of the primitives.
-
-    Args:
-        offsets: parameter name -> position of its first scalar in the numbering of all scalars.
-        shapes: parameter name -> shape.
-    """
+    """An interpretation of the primitives; ``offsets`` number all scalars of the parameters."""
 
     # whether elements at the border of a padded tensor are treated like those inside
     uniform = True
@@ -118,12 +107,8 @@ class Semantics(ABC):
 
     @abstractmethod
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Normalise over ``dims``: elements there share one scale, which the result does not have.
-
-        Args:
-            value: the normalised activation.
-            dims: the dimensions of the normalisation.
-            exact: whether this holds with the ``eps`` of the normalisation, too.
+        """Normalise over ``dims``: elements there share one scale, which the result does not have;
+        whether ``exact``, that is, with the ``eps`` of the normalisation, too.
         """
 
     @abstractmethod
@@ -133,14 +118,8 @@ class Semantics(ABC):
         """
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
-        """A function that is not homogeneous: elementwise, except along ``dims``,
-        where it mixes elements.
-
-        Args:
-            values: its operands, broadcast against each other.
-            reason: why it is not homogeneous, for the list of pins; ``""``
-                for no entry in this list.
-            dims: dimensions of the result.
+        """A function that is not homogeneous: elementwise, except along ``dims`` of the result,
+        where it mixes elements. Its ``reason`` is listed among the pins, if it gives one.
         """
         if reason:
             self.pin(values, reason)
@@ -195,9 +174,7 @@ class Semantics(ABC):
             ids[inside] = flat[local[inside]]
         return ids
 
-    def statistics_of(  # noqa: B027
-        self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool
-    ) -> None:
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:  # noqa: B027
         """Running statistics (names of buffers) of channels (dimension 0), rescaled
         with them; only for scales.
         """
@@ -207,16 +184,10 @@ class Semantics(ABC):
 
     @abstractmethod
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """Rows of a table (dimension 0 of ``weight``) selected by data.
+        """A weight of the rows of a table (dimension 0 of ``weight``) that data selects, of shape
+        ``rows + weight.shape[1:]``, or ``None`` if all rows must be treated as one.
 
-        Args:
-            weight: the table.
-            rows: shape of the index.
-            node: the node of the index: one index selects the same rows of two tables.
-
-        Returns:
-            A weight of shape ``rows + weight.shape[1:]``, or ``None`` if all
-            rows must be treated as one.
+        One index, the result of ``node``, selects the same rows of two tables.
         """
 
     # -- shared by all interpretations

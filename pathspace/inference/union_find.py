@@ -126,21 +126,17 @@ class UnionFind:
             for start in range(0, len(left), AT_ONCE):
                 some = slice(start, start + AT_ONCE)
                 one, other = looked_up(old, left[some]), looked_up(old, right[some])
-                old = looked_up(_components(one, other, _largest(old) + 1), old)
+                old = looked_up(components(one, other, _largest(old) + 1), old)
             self._pairs, self._pending = [], 0
         self._solved = old
         return old
 
 
 def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """``table[|ids|] * sign(ids)``, in portions to save memory."""
+    """``table[|ids|] * sign(ids)``."""
     if not len(ids) or ids.min() >= 0:
         return np.asarray(table[ids], np.int64)
-    found = np.empty(ids.shape, np.int64)
-    for start in range(0, len(ids), AT_ONCE):
-        some = ids[start : start + AT_ONCE]
-        np.multiply(table[np.abs(some)], np.sign(some), out=found[start : start + AT_ONCE])
-    return found
+    return np.asarray(table[np.abs(ids)] * np.sign(ids))
 
 
 def _largest(ids: np.ndarray) -> int:
@@ -152,7 +148,7 @@ def _concatenated(pairs: list[Pairs]) -> Pairs:
     return np.concatenate(left), np.concatenate(right)
 
 
-def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
+def components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
     """Signed class of each of ``size`` ids under the equations ``left = right``; 0 is the root."""
     # (components are numbered in order of first appearance)
     if not (left < 0).any() and not (right < 0).any():
@@ -174,6 +170,16 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
     met[first] = True
     number = (np.cumsum(met) - 1)[first]
     return np.asarray(np.where(plus <= minus, number, -number), np.int64)
+
+
+def representatives(classes: np.ndarray) -> np.ndarray:
+    """The first raw id of each class, with the sign that gives the class itself."""
+    first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
+    # (the last of several values written to one position remains, so the order is reversed)
+    first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
+    first[0] = 0
+    result: np.ndarray = first * np.sign(classes[first])
+    return result
 
 
 def negated(ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ..capture.captured import Captured
 from ..graph.growing import SpanningTreeBuilder
 from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows
 from ..graph.structure import Structure
-from .assemble import Ends, assemble, beside, combine, extended, shrink
+from .assemble import Ends, assemble, combine, extended, shrink
 from .gathered import fold
 from .registry import facts_of
 from .relations import Relations, Solution
@@ -130,7 +130,11 @@ def _graph(
     for name, (tail, head) in own.items():
         unused = tail == NEUTRAL if has_zeros(tail) else None
         if unused is not None:
-            beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
+            # (of all scalars, with those that only larger inputs use)
+            both = raw[name].tail, raw[name].head
+            seen = (torch.where(ids == NEUTRAL, NEUTRAL, lookup(classes, ids)) for ids in both)
+            start, end = map(extended, seen)
+            beyond[name] = start, end
         blocks.append(
             WeightBlock(
                 name=name,
@@ -165,24 +169,6 @@ def _graph(
         captured=captured,
         parameters=captured.parameters,
     )
-
-
-def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
-    """Tail and head of all scalars of a parameter, including those that only larger inputs use."""
-    # classes of equal products have equal numbers (modulo 2^64), others almost certainly not
-    directions = np.random.default_rng(0).integers(1, 2**62, solution.units)
-    number = torch.from_numpy(
-        np.concatenate([[0], directions, np.asarray(solution.forms @ directions)])
-    )
-    pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
-    (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
-    tail, head = tail.expand(shape), head.expand(shape)
-    if bool(no_tail.any()) or bool(no_head.any()):
-        # even if the ends differ between scalars, their factors may be equal
-        (start, void), (end, _) = pair
-        factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
-        tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
-    return distinct(tail), distinct(head)
 
 
 def _named(solution: Solution, raw: dict[str, Ends], scales: Scales) -> Solution:
@@ -248,7 +234,11 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     if solution.forms.shape[0]:
         _define(system, solution, [lookup(classes, ids) for pair in raw for ids in pair])
     for tail, head in raw:
-        _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
+        near, far = lookup(classes, tail), lookup(classes, head)
+        if has_zeros(tail):
+            # (scalars that are not used impose nothing)
+            near = torch.where(tail == NEUTRAL, NEUTRAL, near)
+        system.unify(near, far)
     kernel = system.resolve()
     if system.incomplete:
         # (directions may be missing, so that all scales in sums are fixed)
@@ -260,29 +250,6 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     chosen = first[(own > 0) & (own <= kernel.units)]
     # if there are no such variables, fix one unit and repeat
     return chosen if len(chosen) else first[own > 0][:1]
-
-
-def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
-    if not bool(free.all()):
-        tail, head, free = torch.broadcast_tensors(tail, head, free)
-        tail, head = tail[free], head[free]
-    for near, far in ((head, tail), (tail, head)):
-        system.unify(*_star(near, far))
-
-
-def _star(near: Tensor, far: Tensor) -> Pair:
-    """A few pairs of ids that, with those for exchanged ends, connect a weight's two ends."""
-    # take one entry along every dimension in which one side is constant
-    for dim in range(far.dim()):
-        if near.shape[dim] == 1 and far.shape[dim] > 1:
-            far = far.narrow(dim, 0, 1)
-    rows = near.shape[0] if near.dim() > 1 else 0
-    if rows > 1 and far.numel() == far.shape[0] == rows:
-        # all outputs of a group have the same inputs, so the first output connects them
-        changed = (near[1:] != near[:-1]).flatten(1).any(1)
-        first = torch.cat([changed.new_ones(1), changed])
-        near, far = near[first], far[first]
-    return far, near
 
 
 def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:

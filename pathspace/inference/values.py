@@ -11,7 +11,6 @@ A *weight* is a view of parameters, stored as the positions of its scalars.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -145,10 +144,9 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
         >>> reshaped(ids.transpose(1, 2), (8, 8, 6, 100)).stride()
         (0, 0, 1, 0)
     """
-    shape = _sizes(ids.numel(), shape)
-    if ids.shape == shape:
+    if ids.shape == tuple(shape):
         # (a new object: attributes of the old one are not those of the result)
-        return ids.view(shape)
+        return ids.view(tuple(shape))
     if ids.numel() == 0:
         return ids.reshape(shape)
     small, target = ids, list(shape)
@@ -162,13 +160,6 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
     if moved.untyped_storage().data_ptr() != small.untyped_storage().data_ptr():
         moved = compress(moved)
     return moved.expand(shape)
-
-
-def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
-    if -1 not in shape:
-        return tuple(shape)
-    rest = math.prod(size for size in shape if size != -1)
-    return tuple(total // max(rest, 1) if size == -1 else size for size in shape)
 
 
 def value_of(value: object) -> Tensor | None:

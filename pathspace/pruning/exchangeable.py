@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..capture.captured import Captured
-from ..inference.channels import Channels
+from ..inference.channels import Channels, InnerChannels, NestedChannels
 from ..inference.interpreter import interpret
-from ..inference.nested_channels import InnerChannels, NestedChannels
 from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_values
 from ..inference.sides import Side
 from ..models.isolation import quiet, seed_torch

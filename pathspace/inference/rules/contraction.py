@@ -1,8 +1,7 @@
-"""Linear maps whose weight is a parameter: each scalar weight is an edge."""
+"""Sums of products: each scalar weight is an edge, scales of activations add up."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import Value, Weight, broadcast_shape
+from ..values import Value, Weight, along, broadcast_shape
 from .edges import edges, has_fixed_scale, times
 
 # properties of every bilinear sum of products
@@ -51,26 +50,23 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     return semantics.reduce(times(semantics, left, right), summed)
 
 
+def products(semantics: Semantics, factor: Value, value: Tensor, dims: Sequence[int]) -> Tensor:
+    """``sum over dims of factor * value``: a parameter is an edge."""
+    if isinstance(factor, Weight):
+        return edges(semantics, factor, value, dims)
+    return contract_ids(semantics, factor, value, dims)
+
+
 @rule("aten.linear", **BILINEAR, bias=2)
 def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a computed weight counts as an activation."""
     ids = semantics.activation(x)
     if len(weight.shape) == 1:
-        out = _vector(semantics, ids, weight)
+        out = products(semantics, weight, ids, [-1])
         return out if bias is None else semantics.join(out, semantics.activation(bias))
     lead = (None,) * (ids.dim() - 1)
-    if isinstance(weight, Weight):
-        view = weight.moved(lambda t: t[lead], semantics.offsets)
-        out = edges(semantics, view, ids.unsqueeze(-2), [-1])
-    else:
-        out = contract_ids(semantics, weight[lead], ids.unsqueeze(-2), [-1])
-    return with_bias(semantics, out, bias, -1)
-
-
-def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
-    if isinstance(vector, Weight):
-        return edges(semantics, vector, ids, [-1])
-    return contract_ids(semantics, ids, vector, [-1])
+    view = semantics.moved(lambda t: t[lead], weight)
+    return with_bias(semantics, products(semantics, view, ids.unsqueeze(-2), [-1]), bias, -1)
 
 
 @rule("aten.addmm", "aten.addmv", "aten.baddbmm", "aten._sparse_addmm", **BILINEAR, bias=0)
@@ -86,26 +82,17 @@ def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: 
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
     if len(y.shape) == 1:
-        return _vector(semantics, semantics.activation(x), y)
+        return products(semantics, y, semantics.activation(x), [-1])
     if len(x.shape) == 1:
         ids = semantics.moved(lambda t: t.transpose(-1, -2), y)
-        return _vector(semantics, semantics.activation(ids), x)
-    if isinstance(y, Weight) and len(y.shape) == 2:
-        return linear(
-            semantics, semantics.activation(x), y.moved(lambda t: t.t(), semantics.offsets)
-        )
-    if isinstance(x, Weight) and len(x.shape) == 2:
-        return linear(semantics, semantics.activation(y).transpose(-1, -2), x).transpose(-1, -2)
-    if isinstance(x, Weight) and isinstance(y, Tensor):
-        # a stack of matrices, one for each leading index
-        view = x.moved(lambda t: t.unsqueeze(-1), semantics.offsets)
-        return edges(semantics, view, y.unsqueeze(-3), [-2])
-    left, right = semantics.activation(x).unsqueeze(-1), y
-    if isinstance(right, Weight):
-        return edges(
-            semantics, right.moved(lambda t: t.unsqueeze(-3), semantics.offsets), left, [-2]
-        )
-    return contract_ids(semantics, left, right.unsqueeze(-3), [-2])
+        return products(semantics, x, semantics.activation(ids), [-1])
+    # (ids that are known to be equal are found by their layout)
+    left = x if isinstance(x, Weight) else semantics.activation(x)
+    left = semantics.moved(lambda t: t.unsqueeze(-1), left)
+    right = semantics.moved(lambda t: t.unsqueeze(-3), y)
+    if isinstance(right, Tensor):
+        return products(semantics, left, right, [-2])
+    return products(semantics, right, semantics.activation(left), [-2])
 
 
 @rule("aten._trilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one")
@@ -116,106 +103,76 @@ def trilinear(
     """``sum x y z`` over dimensions, with new ones in each operand."""
 
     def wide(value: Value, dims: Sequence[int]) -> Value:
-        def widened(t: Tensor) -> Tensor:
-            for dim in sorted(dims):
-                t = t.unsqueeze(dim)
-            return t
+        for dim in sorted(dims):
+            value = semantics.moved(lambda t, dim=dim: t.unsqueeze(dim), value)  # type: ignore[misc]
+        return value
 
-        return semantics.moved(widened, value)
-
-    pair = times(
-        semantics, semantics.activation(wide(x, first)), semantics.activation(wide(z, third))
-    )
-    middle = wide(y, second)
-    if isinstance(middle, Weight):
-        return edges(semantics, middle, pair, summed)
-    return contract_ids(semantics, middle, pair, summed)
-
-
-# --- einsum
-
-
-def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    equation = equation.replace(" ", "")
-    inputs, arrow, output = equation.partition("->")
-    terms = inputs.split(",")
-    spare = [letter for letter in string.ascii_letters if letter not in equation]
-    widest = max(
-        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
-        default=0,
-    )
-    dots = "".join(spare[:widest])
-
-    def write_out(term: str, rank: int) -> str:
-        width = rank - len(term.replace("...", ""))
-        return term.replace("...", dots[len(dots) - width :])
-
-    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
-    if not arrow:
-        plain = "".join(terms)
-        output = dots + "".join(
-            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
-        )
-    return terms, output.replace("...", dots)
+    one, other = semantics.activation(wide(x, first)), semantics.activation(wide(z, third))
+    return products(semantics, wide(y, second), times(semantics, one, other), summed)
 
 
 @rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
     """Sums of products by index letters, one operand after the other."""
-    terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
-    values = list(operands)
-    for i, term in enumerate(terms):
-        for letter in [a for a in dict.fromkeys(term) if term.count(a) > 1]:
-            # a diagonal
-            while term.count(letter) > 1:
-                first, second = term.index(letter), term.rindex(letter)
-                values[i] = semantics.moved(
-                    lambda t, a=first, b=second: t.diagonal(0, a, b),  # type: ignore[misc]
-                    values[i],
-                )
-                term = term[:second] + term[second + 1 :]
-                term = term[:first] + term[first + 1 :] + letter
-        terms[i] = term
-    return _einsum(semantics, terms, values, output)
-
-
-def _einsum(
-    semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str
-) -> Tensor:
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if not arrow or any(len(set(term)) < len(term) for term in terms):
+        # (torch's steps are read)
+        raise ValueError("an equation with dots, a diagonal, or no arrow")
     letters, value = terms[0], operands[0]
     if len(operands) == 1:
-        lost = [i for i, letter in enumerate(letters) if letter not in output]
-        kept = [letter for letter in letters if letter in output]
-        return semantics.reduce(value, lost).permute([kept.index(letter) for letter in output])
+        value = semantics.reduce(value, [i for i, a in enumerate(letters) if a not in output])
+        letters = "".join(letter for letter in letters if letter in output)
     for position, (term, other) in enumerate(zip(terms[1:], operands[1:], strict=True), start=2):
         later = set(output).union(*terms[position:])
         every = list(dict.fromkeys(letters + term))
-        sides: list[Value] = []
-        for names, operand in ((letters, value), (term, other)):
-            order = [names.index(letter) for letter in every if letter in names]
-            shape = [letter in names for letter in every]
-
-            def align(t: Tensor, order: list[int] = order, shape: list[bool] = shape) -> Tensor:
-                t = t.permute(order)
-                for dim, present in enumerate(shape):
-                    t = t if present else t.unsqueeze(dim)
-                return t
-
-            sides.append(
-                operand.moved(align, semantics.offsets)
-                if isinstance(operand, Weight)
-                else align(operand)
-            )
+        left, right = (
+            _aligned(semantics, operand, names, every)
+            for names, operand in ((letters, value), (term, other))
+        )
         lost = [i for i, letter in enumerate(every) if letter not in later]
-        left, right = sides
-        if isinstance(left, Weight) and isinstance(right, Weight):
-            left = semantics.activation(left)
-        if isinstance(left, Weight):
-            value = edges(semantics, left, right, lost)
-        elif isinstance(right, Weight):
-            value = edges(semantics, right, left, lost)
-        else:
-            value = contract_ids(semantics, left, right, lost)
+        if isinstance(right, Weight):
+            left, right = right, left
+        value = products(semantics, left, semantics.activation(right), lost)
         letters = "".join(letter for letter in every if letter in later)
-    assert isinstance(value, Tensor)
-    return value.permute([letters.index(letter) for letter in output])
+    return semantics.activation(value).permute([letters.index(letter) for letter in output])
+
+
+def _aligned(semantics: Semantics, operand: Value, names: str, every: Sequence[str]) -> Value:
+    """An operand with one dimension for each letter."""
+    order = [names.index(letter) for letter in every if letter in names]
+
+    def align(t: Tensor) -> Tensor:
+        t = t.permute(order)
+        for dim, letter in enumerate(every):
+            t = t if letter in names else t.unsqueeze(dim)
+        return t
+
+    return semantics.moved(align, operand)
+
+
+@rule("aten.scaled_dot_product_attention", kind="attention")
+def attention(
+    semantics: Semantics,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """``softmax(q k^T + mask) v``: queries and keys have opposite scales."""
+    q, k, v = (semantics.activation(entry) for entry in (query, key, value))
+    if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
+        k, v = (
+            along(lambda t: t.repeat_interleave(q.shape[-3] // k.shape[-3], -3), entry, [-3])
+            for entry in (k, v)
+        )
+    scores = contract_ids(semantics, q.unsqueeze(-2), k.unsqueeze(-3), [-1])
+    mask = kwargs.get("attn_mask", mask)
+    if isinstance(mask, Tensor | Weight):
+        semantics.fix(semantics.activation(mask))
+    chances = semantics.opaque([scores], "", [-1])
+    # every token can attend to every other
+    tokens = semantics.reduce(v, [-2], keepdim=True)
+    return times(semantics, tokens, semantics.reduce(chances, [-1], keepdim=True))

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, reshaped
-from .contraction import contract_ids, with_bias
-from .edges import edges
-from .windows import per_dimension, windows
+from ..values import NEUTRAL, Value, reshaped
+from .contraction import products, with_bias
+from .pooling import per_dimension, windows
 
 # properties of every convolution
 CONVOLVED: dict[str, Any] = {
@@ -45,10 +44,7 @@ def _convolved(
     seen = seen.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
     summed = list(range(3 + rank, 4 + 2 * rank))
     place = (None, slice(None), slice(None), *(None,) * rank)
-    if isinstance(weight, Weight):
-        out = edges(semantics, weight.moved(lambda t: t[place], semantics.offsets), seen, summed)
-    else:
-        out = contract_ids(semantics, weight[place], seen, summed)
+    out = products(semantics, semantics.moved(lambda t: t[place], weight), seen, summed)
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
@@ -115,14 +111,6 @@ def transposed_convolution(
         wide = semantics.reduce(ids, spatial, keepdim=True).expand(*ids.shape[:2], *kernel)
         out = _convolved(semantics, wide, own, [1] * rank, [(0, 0)] * rank, [1] * rank)
         out = out.expand(*out.shape[:2], *sizes)
-        for dim, (n, s, p, h, k) in enumerate(
-            zip(ids.shape[2:], steps, crops, holes, kernel, strict=True), 2
-        ):
-            # (sums of no data, between the windows or beside them, are zeros)
-            met = torch.arange(n)[:, None] * s + torch.arange(k) * h - p
-            line = torch.isin(torch.arange(out.shape[dim]), met)
-            shape = [-1 if d == dim else 1 for d in range(out.dim())]
-            out = out if bool(line.all()) else torch.where(line.reshape(shape), out, NEUTRAL)
     else:
         apart = [(n - 1) * s + 1 for n, s in zip(ids.shape[2:], steps, strict=True)]
         wide = torch.full((*ids.shape[:2], *apart), NEUTRAL)

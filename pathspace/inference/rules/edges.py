@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..eps_detection import guards_a_division
-from ..semantics import Semantics
+from ..semantics import Semantics, is_free
 from ..values import (
     NEUTRAL,
     ROOT,
@@ -51,10 +51,7 @@ def has_fixed_scale(value: Any) -> bool:
 
 def is_constant(value: Any) -> bool:
     """Whether all elements that are not exactly zero have a fixed scale."""
-    if not isinstance(value, Tensor):
-        return False
-    ids = distinct(value)
-    return bool(((ids == ROOT) | (ids == NEUTRAL)).all())
+    return isinstance(value, Tensor) and not is_free(value)
 
 
 def as_factor(value: Any) -> Any:
@@ -83,19 +80,14 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     shape = broadcast_shape(*(entry.shape for _, entry in factors))
     if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
-    if combination_count(*(entry for _, entry in factors)) > LARGEST:
+    wide = [entry.expand(shape) for _, entry in factors]
+    sizes = (n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
+    if math.prod(sizes) > LARGEST:
         semantics.pin(
             [entry for _, entry in factors], "a product of more scales than can be followed"
         )
         return constant(shape)
     return semantics.product(*factors)
-
-
-def combination_count(*ids: Tensor) -> int:
-    """Number of combinations of ids after broadcasting."""
-    shape = broadcast_shape(*(entry.shape for entry in ids))
-    wide = [entry.expand(shape) for entry in ids]
-    return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
 def with_others(semantics: Semantics, first: Value) -> Any:
@@ -120,7 +112,7 @@ def negligible(semantics: Semantics, value: Any, operand: Any, exact: bool = Fal
     """Whether a number is an ``eps`` written out by hand and can be ignored; records it."""
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
-    free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))
+    free = isinstance(operand, Weight) or is_free(operand)
     if (
         not (small and free)
         or semantics.exact_norms

@@ -131,17 +131,13 @@ def embedding(
     semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any
 ) -> Value:
     """Rows selected by data."""
-    if isinstance(weight, Weight) and isinstance(index, Tensor):
-        real = value_of(index)
-        # if the example selects every row, positions are constant and exact
-        if real is not None and len(real.unique()) == weight.shape[0]:
-            return weight.moved(lambda t: aten.index(t, [real.to(t.device)]), semantics.offsets)
-        if real is not None:
-            return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
+    real, rows = value_of(index), None
+    if isinstance(weight, Weight) and real is None:
         rows = semantics.gathered(weight, index.shape, _node(semantics, lambda args: args[1]))
-        if rows is not None:
-            return rows
-    return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
+    elif isinstance(weight, Weight) and real is not None and len(real.unique()) == weight.shape[0]:
+        # (if the example selects every row, positions are constant and exact)
+        rows = weight.moved(lambda t: aten.index(t, [real.to(t.device)]), semantics.offsets)
+    return rows or _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
 
 
 def _rows(semantics: Semantics, table: Value) -> Tensor:
@@ -162,24 +158,6 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 
 
 # --- writing
-
-
-def _written(
-    semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int
-) -> Tensor:
-    region: Tensor = x
-    for other, size in enumerate(sizes):
-        if other != dim:
-            region, source = (
-                region.narrow(other, 0, size),
-                source.narrow(other, 0, min(size, source.shape[other])),
-            )
-    mixed = semantics.join(region, source.expand(region.shape))
-    if region.shape == x.shape:
-        return mixed
-    out = x.contiguous().clone()
-    out[tuple(slice(0, n) for n in region.shape)] = mixed
-    return compress(out)
 
 
 def _added(semantics: Semantics, target: Tensor, source: Tensor, places: Tensor) -> Tensor:
@@ -227,12 +205,10 @@ def scatter(
                 target = target.scatter(dim, real, NEUTRAL)
             return _added(semantics, target, written, places)
         written = semantics.reduce(written, [dim], keepdim=True)
-    else:
-        written = written.expand([1] * target.dim())
-        index = index.expand(index.shape)
-    sizes = list(index.shape)
-    written = written.expand([1 if d == dim else n for d, n in enumerate(sizes)])
-    return _written(semantics, target, written, sizes, dim)
+    sizes = zip(index.shape, target.shape, strict=False)
+    if any(own != all_ for other, (own, all_) in enumerate(sizes) if other != dim):
+        raise ValueError("positions in a part of a tensor")
+    return semantics.join(target, written.expand(target.shape))
 
 
 @rule("aten.index_add", kind="write", degree=(1,), linear="jointly")
@@ -276,11 +252,7 @@ def index_put(
     ):
         raise ValueError("a mask that depends on data")
     rank = len(broadcast_shape(*(i.shape for i in leading)))
-    rest = (
-        target.shape[len(leading) :]
-        if leading[0].dtype != torch.bool
-        else target.shape[leading[0].dim() :]
-    )
+    rest = target.shape[leading[0].dim() if leading[0].dtype == torch.bool else len(leading) :]
     wide = written.expand(*[1] * max(0, rank + len(rest) - written.dim()), *written.shape)
     return semantics.join(
         target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import ROOT, Value, Weight, constant, distinct, reshaped
+from ..values import Value, Weight, constant, reshaped
 from .edges import edges, times, with_others
 
 # operations that take running mean and variance as their operands 3 and 4
@@ -68,20 +68,17 @@ def _by_statistics(
         ids = semantics.activation(x)
         if semantics.exact_norms:
             return _cut(semantics, ids, dims)
-        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps), frozen)
+        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps))
         return semantics.cut(ids, dims, exact=frozen)
     if not frozen:
         return _cut(semantics, x, dims)
     for name in names:
         if name is not None:
             semantics.read(name)
-    # (x - mean) / sqrt(var + eps), of which nothing rescales mean and variance
-    ids, centre = semantics.activation(x), semantics.activation(mean)
-    semantics.pin([semantics.activation(var)], "eps is added to a variance")
-    if bool((distinct(centre) == ROOT).any()):
-        semantics.pin([ids], "frozen statistics that are not whole buffers are constants")
-        return constant(ids.shape)
-    return semantics.join(ids, reshaped(centre, (1, -1, *[1] * (ids.dim() - 2))))
+    ids = semantics.activation(x)
+    statistics = [semantics.activation(value) for value in (mean, var)]
+    semantics.pin([ids, *statistics], "frozen statistics that are not whole buffers are constants")
+    return constant(ids.shape)
 
 
 state("aten.native_batch_norm", "aten._native_batch_norm_legit",

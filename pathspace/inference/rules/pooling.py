@@ -1,16 +1,87 @@
-"""Pooling over windows: positively homogeneous, so all elements of one window share one scale."""
+"""Windows, pooling and resampling of images: elements that are read together share one scale."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..registry import rule
+from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import Value
+from ..values import NEUTRAL, Value, along, compress, shape_of
 from .edges import with_positions
-from .windows import per_dimension, windows
+
+
+def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
+    """A number or a list of numbers, one per spatial dimension."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * rank if len(numbers) == 1 else numbers
+
+
+@cache
+def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
+    """Whether a margin tells no windows apart: all meet data, and common taps link them."""
+    places = torch.arange(count).mul(step).unsqueeze(1) + torch.arange(taps).mul(hole) - before
+    met = (places >= 0) & (places < size)
+    if not bool(met.any(1).all()):
+        return False
+    linked, more = torch.zeros(taps, dtype=torch.bool), met[:1].any(0)
+    while bool((more & ~linked).any()):
+        linked = linked | more
+        more = met[(met & linked).any(1)].any(0)
+    return bool(linked.all())
+
+
+def windows(
+    semantics: Semantics,
+    ids: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    margins: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    ceil: bool = False,
+) -> Tensor:
+    """Views of windows, ``(..., in...) -> (..., out..., kernel...)``; margins are zeros."""
+    rank = len(kernel)
+    lead = ids.dim() - rank
+    for i in range(rank):
+        dim = lead + i
+        size, (before, after), step = ids.shape[dim], margins[i], stride[i]
+        reach = dilation[i] * (kernel[i] - 1) + 1
+        room = size + before + after - reach
+        count = (room + (step - 1 if ceil else 0)) // step + 1
+        # torch drops a last window that would start in the right margin
+        if ceil and (count - 1) * step >= size + before:
+            count -= 1
+        extra = max(0, (count - 1) * step + reach - (size + before + after))
+        padded = bool(before or after or extra)
+        if ids.stride(dim) == 0 and (
+            not padded
+            or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
+        ):
+            view = ids.narrow(dim, 0, 1).unsqueeze(-1)
+            shape = list(view.shape)
+            shape[dim], shape[-1] = count, kernel[i]
+            ids = view.expand(shape)
+            continue
+        if padded:
+            pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
+            ids = along(
+                lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL),  # type: ignore[misc]
+                ids,
+                [dim],
+            )
+        ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
+        ids = ids.narrow(dim, 0, count)
+    return (
+        compress(ids)
+        if any(ids.stride(d) and ids.shape[d] > 1 for d in range(lead, ids.dim()))
+        else ids
+    )
+
 
 # what is true of means over windows
 AVERAGED: dict[str, Any] = {
@@ -72,15 +143,31 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
             ids = ids.narrow(dim, 0, 1).expand(*ids.shape[:dim], count, *ids.shape[dim + 1 :])
             continue
         # torch's windows: from floor(i n / m) to ceil((i + 1) n / m)
-        parts = [
-            semantics.reduce(
-                ids.narrow(
-                    dim, i * length // count, -(-(i + 1) * length // count) - i * length // count
-                ),
-                [dim],
-                True,
-            )
-            for i in range(count)
-        ]
+        bounds = ((i * length // count, -(-(i + 1) * length // count)) for i in range(count))
+        cuts = (ids.narrow(dim, start, end - start) for start, end in bounds)
+        parts = [semantics.reduce(part, [dim], keepdim=True) for part in cuts]
         ids = torch.cat(parts, dim)
     return with_positions(semantics, ids, ids)
+
+
+state(*(f"aten.upsample_nearest{rank}d" for rank in (1, 2, 3)), kind="upsampling", degree=(1,),
+      linear="jointly", coefficients="one", separable=True)  # fmt: skip
+
+
+@rule("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d",
+      "aten.upsample_trilinear3d",
+      "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,),
+      linear="jointly", separable=True)  # fmt: skip
+def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
+    """Neighbours are mixed, so by transitivity all elements share one scale."""
+    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(
+        shape_of(semantics.place.result)
+    )
+
+
+@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d",
+      "aten.cudnn_grid_sampler", kind="resampling")  # fmt: skip
+def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
+    """An image sampled at positions that may come from data."""
+    semantics.pin([semantics.activation(grid)], "positions at which an image is read")
+    return interpolation(semantics, x)

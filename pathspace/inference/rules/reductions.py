@@ -35,17 +35,9 @@ def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
 @rule("aten.sum", kind="total", degree=(1,), linear="jointly", coefficients="one")
 @rule("aten.mean", kind="mean", degree=(1,), linear="jointly", coefficients="positive")
 @rule("aten.amax", "aten.amin", kind="order", degree=(1,))
-def reduce_dims(
-    semantics: Semantics,
-    x: Value,
-    dims: Any = None,
-    keepdim: bool = False,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def reduce_dims(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Sum, mean, maximum or minimum over dimensions."""
-    dims = kwargs.get("dim", dims)
-    return semantics.reduce(x, _dims(dims, x), kwargs.get("keepdim", keepdim))
+    return _shared(semantics, x, kwargs.get("dim", dims), semantics.place.result)
 
 
 @rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue",
@@ -94,8 +86,7 @@ def running(semantics: Semantics, x: Value, dim: int, **kwargs: Any) -> Tensor:
     """Running sums along a dimension."""
     if not semantics.uniform:
         return _prefixes(semantics, semantics.activation(x), dim)
-    ids = semantics.reduce(x, [dim], keepdim=True)
-    return ids.expand(shape_of(semantics.place.result))
+    return _shared(semantics, x, dim, semantics.place.result)
 
 
 @rule("aten.prod", kind="contraction")
@@ -130,10 +121,7 @@ def vector_norm(
     if order == 0:
         semantics.observe(semantics.activation(x))
         return constant(shape_of(shown))
-    ids = semantics.reduce(
-        x, _dims(kwargs.get("dim", dims), x), keepdim=len(shown.shape) == len(x.shape)
-    )
-    return ids.reshape(shape_of(shown)) if ids.numel() == 1 else ids
+    return _shared(semantics, x, kwargs.get("dim", dims), shown)
 
 
 @rule("aten.var", "aten.std", "aten.var_mean", kind="norm")
@@ -142,9 +130,7 @@ def std_or_var(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **k
     name, shown = semantics.place.op, semantics.place.result
     first = shown if isinstance(shown, Tensor) else shown[0]
     dims = kwargs.get("dim", None if isinstance(dims, bool) else dims)
-    mean = semantics.reduce(
-        x, _dims(dims, x), keepdim=len(first.shape) == len(x.shape) and len(x.shape) > 0
-    )
+    mean = _shared(semantics, x, dims, first)
     wide = rational_power(semantics, mean, Fraction(2)) if "var" in name else mean
     return wide if isinstance(shown, Tensor) else (wide, mean)
 

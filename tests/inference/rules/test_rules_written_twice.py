@@ -30,16 +30,6 @@ def written(function: Form, features: int, **weights: tuple[int, ...]) -> nn.Mod
     ).double()
 
 
-def diagonal(h: Tensor) -> Tensor:
-    """The entries ``[n, i, i, j]`` of 6 features as 3 x 3 x 2 numbers."""
-    return torch.stack([h[:, :2], h[:, 2:4], h[:, 4:]], 1)
-
-
-def square(h: Tensor) -> Tensor:
-    """A tensor (n, 3, 3, 2) with 6 features on its diagonal."""
-    return diagonal(h)[:, :, None].expand(-1, 3, 3, 2)
-
-
 # plainly, in another way, features they leave, the weights they read
 PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
     "weights glued": (
@@ -53,12 +43,6 @@ PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
         lambda m, h: torch.einsum("oi,bi->bo", m.u, h),
         3,
         {"u": (3, 6)},
-    ),
-    "diagonal before another letter in einsum": (
-        lambda m, h: (diagonal(h) @ m.u).flatten(1),
-        lambda m, h: torch.einsum("niij,jk->nik", square(h), m.u).flatten(1),
-        9,
-        {"u": (2, 3)},
     ),
     "rows of an activation by embedding": (
         lambda m, h: F.linear(h[torch.tensor([0, 2, 1])], m.u),
