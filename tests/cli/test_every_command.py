@@ -104,6 +104,7 @@ def wrong() -> Iterator[str]:
                 yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("line", list(wrong()))
 def test_what_is_wrong_is_refused_in_one_sentence(line: str, folder: Path) -> None:
     refused(line)

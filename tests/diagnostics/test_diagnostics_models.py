@@ -58,6 +58,7 @@ OTHERS = (
 ).split()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*CHAINS, *OTHERS])
 def test_small_networks(name: str) -> None:

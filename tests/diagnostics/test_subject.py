@@ -192,6 +192,7 @@ def test_the_loss_of_a_language_model_is_its_own() -> None:
         assert float(each.gauge[-1]) == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
     path, weights = loaded_nets.__file__, tmp_path / "w.safetensors"
     model, data = loaded_nets.Net(), loaded_nets.loader()

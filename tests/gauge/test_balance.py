@@ -178,6 +178,7 @@ def network(name: str) -> tuple[nn.Module, ps.ReductionGraph]:
     return model, ps.trace(model, *(a.double() for a in args))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*NETS, *SMALL])
 @pytest.mark.parametrize("p", [1, 2])
 def test_the_minimum_is_that_of_a_generic_convex_solver(name: str, p: int) -> None:
@@ -221,6 +222,7 @@ def test_what_comes_before_a_norm_is_balanced_against_it(name: str) -> None:
         torch.testing.assert_close(norm.weight.square() + norm.bias.square(), leaving)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", slow_names([*NETS, *SMALL], ["transformer"]))
 def test_a_balanced_network_stays_and_copies_meet(name: str) -> None:
     model, graph = network(name)

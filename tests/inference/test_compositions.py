@@ -10,6 +10,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]
 SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 360)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [*range(30), *SLOW])
 def test_units_of_random_compositions(seed: int) -> None:
     """Every symmetry exists, at other inputs too, and one network has one number of them."""

@@ -117,7 +117,7 @@ def flat(outputs: Any) -> Tensor:
     return torch.cat(found) if found else torch.zeros(0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_odd_models_get_an_answer_or_a_sentence_and_stay_as_they_are(entry: Odd) -> None:
     model, args, kwargs = make(entry)
@@ -156,6 +156,7 @@ def test_odd_models_get_an_answer_or_a_sentence_and_stay_as_they_are(entry: Odd)
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("entry", [param for param in ENTRIES if not param.values[0].words])
 def test_what_is_said_of_odd_models_is_true(entry: Odd) -> None:
     """Rescale one of two equal models; both have the same outputs."""

@@ -67,6 +67,7 @@ def document(model: nn.Module, inputs: Tensor) -> Any:
     return ps.proof(ps.trace(model, inputs).skeleton())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("make", "inputs"), MODELS)
 def test_structure_is_that_of_the_model_with_numbers(make: Any, inputs: Any) -> None:
     model, x = drawn(make), inputs()

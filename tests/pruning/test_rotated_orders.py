@@ -14,6 +14,7 @@ from pathspace.errors import InputError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["hf_llama_eager_tied", "hf_gpt2", "hf_qwen3"])
 def test_another_basis_and_another_order(name: str) -> None:
     model, args, kwargs = load()[name].make("eval", small=True)

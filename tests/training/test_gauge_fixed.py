@@ -66,6 +66,7 @@ def test_every_optimizer_becomes_invariant(name: str) -> None:
     assert losses[0][-5:].mean() < losses[0][:5].mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BUILDS)
 def test_start_is_balanced_and_of_fixed_norm_edge_by_edge(name: str) -> None:
     model, x, _ = made(BUILDS[name])
@@ -113,6 +114,7 @@ def test_norms_are_kept_while_training(norms: str) -> None:
                 assert off(name, p).abs().max() < tolerance, (name, steps)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "kind"), [("mlp", "adamw"), ("gpt", "sgd"), ("resnet", "adamw")])
 def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> None:
     """The sweep changes log-scales by the formula, and moves weights, statistics and

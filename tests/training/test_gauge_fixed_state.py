@@ -93,6 +93,7 @@ def resting(seed: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return nn.Sequential(*layers), torch.randn(40, 4), torch.arange(40) % 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("start", "kind", "rates"),
     [

@@ -98,6 +98,7 @@ def test_weights_come_back_from_path_values(name: str) -> None:
     torch.testing.assert_close(back, vector, rtol=1e-11, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", [0.3, 1.7])
 @pytest.mark.parametrize(
     "name",

@@ -79,6 +79,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 # --- calls
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.parametrize("climbs", [False, True])
 def test_the_loss_falls_or_is_maximised(make: Make, climbs: bool) -> None:
@@ -88,6 +89,7 @@ def test_the_loss_falls_or_is_maximised(make: Make, climbs: bool) -> None:
     assert losses[-1] > losses[0] if climbs else losses[-1] < losses[0]
 
 
+@pytest.mark.sampled(3)
 @every
 def test_tensor_lr_is_the_same_as_a_number(make: Make) -> None:
     case, model, skeleton = fresh()
@@ -97,6 +99,7 @@ def test_tensor_lr_is_the_same_as_a_number(make: Make) -> None:
     assert largest_difference(model, twin) < 1e-12
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.parametrize("gradients", ["zero", "none"])
 def test_no_gradient_or_no_learning_rate_leaves_the_weights_alone(
@@ -305,6 +308,7 @@ def one_process() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.sampled(3)
 @every
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("way", ["model first", "optimizer first", "of torch.distributed"])
@@ -335,6 +339,7 @@ def test_killing_and_resuming_goes_on_bitwise(make: Make, way: str) -> None:
     assert equal(model, other)
 
 
+@pytest.mark.sampled(3)
 @pathwise
 @pytest.mark.parametrize("first", ["model", "optimizer"])
 def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: str) -> None:
@@ -390,6 +395,7 @@ PARTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("member", "how"),
     [(member, how) for member in (*EVERY, "joined") for how in DAMAGED]
@@ -468,6 +474,7 @@ ORDERED: dict[str, Callable[[Any, nn.Module], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("groups", "words"),
     [

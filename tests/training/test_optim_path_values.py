@@ -159,6 +159,7 @@ def test_a_hundred_steps_of_any_optimizer_do_not_see_the_scales(name: str, kind:
     assert runs[1] == pytest.approx(runs[0], rel=1e-7)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("member", ["gsgd", "relative", "gadam_cap", "gadam_relative"])
 def test_clipping_by_the_norm_of_path_gradients_does_not_see_the_scales(member: str) -> None:
     case, runs = Problem("batchnorm_cnn", unit=True), []
@@ -429,6 +430,7 @@ def check_curvature(model: nn.Module, *example: Tensor) -> None:
         torch.testing.assert_close(found[key], expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op", "rnn_op_2_layers"]
 )

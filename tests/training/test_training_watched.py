@@ -13,6 +13,7 @@ from training_command import call
 pytestmark = pytest.mark.usefixtures("one_core")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("task", "optimizer", "tau"), [("digits-rows", "gsgd", 0.0), ("digits-images", "sgd", 1e-3)]
 )

@@ -20,7 +20,7 @@ from pathspace.capture.capture import capture
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.scales import Scales
 from pathspace.inference.units import build_graph
-from pathspace.models.inputs import in_capture_order
+from pathspace.models.nested import is_plain, leaves
 
 SMALL = torch.finfo(torch.float64).tiny
 LOW = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
@@ -145,7 +145,10 @@ class Runner:
         self.weights = {name: p.detach() for name, p in captured.parameters.items()}
         self.buffers = {name: b.detach() for name, b in model.named_buffers(remove_duplicate=False)}
         self.negligible = negligible
-        self.inputs = in_capture_order(*inputs)
+        # (of inputs in objects, a tensor that is met twice is one input)
+        given = (tuple(inputs[0]), dict(inputs[1]))
+        once = {id(leaf): leaf for leaf in leaves(given)}
+        self.inputs = pytree.tree_leaves(given) if is_plain(given) else list(once.values())
         self.training = model.training
         self.results = pytree.tree_leaves(
             next(n for n in self.module.graph.nodes if n.op == "output").args[0]

@@ -96,7 +96,7 @@ def compare(name: str, net: Net, wrong_rule: Any, monkeypatch: pytest.MonkeyPatc
     assert wrong != true
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TELLING)
 def test_what_a_rule_claims_is_so_and_copying_is_not(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +120,7 @@ def test_normalisations_keep_units_where_only_their_result_is_read(
     compare(name, net, copied, monkeypatch)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form[0])
 def test_other_forms_are_sound(
     form: tuple[str, tuple[Any, ...], dict[str, Any], int | None],
