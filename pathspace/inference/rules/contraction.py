@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,14 +112,38 @@ def trilinear(
     return products(semantics, wide(y, second), times(semantics, one, other), summed)
 
 
+def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of all operands and of the result, with letters in place of dots."""
+    equation = equation.replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    widest = max(
+        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
+        default=0,
+    )
+    dots = "".join(spare[:widest])
+
+    def write_out(term: str, rank: int) -> str:
+        width = rank - len(term.replace("...", ""))
+        return term.replace("...", dots[len(dots) - width :])
+
+    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if not arrow:
+        plain = "".join(terms)
+        output = dots + "".join(
+            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
+        )
+    return terms, output.replace("...", dots)
+
+
 @rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
     """Sums of products by index letters, one operand after the other."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    terms = inputs.split(",")
-    if not arrow or any(len(set(term)) < len(term) for term in terms):
+    terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
+    if any(len(set(term)) < len(term) for term in terms):
         # (torch's steps are read)
-        raise ValueError("an equation with dots, a diagonal, or no arrow")
+        raise ValueError("an equation with a diagonal")
     letters, value = terms[0], operands[0]
     if len(operands) == 1:
         value = semantics.reduce(value, [i for i, a in enumerate(letters) if a not in output])
