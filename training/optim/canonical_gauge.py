@@ -153,6 +153,10 @@ class Canonical:
     targets: np.ndarray
 
 
+# a side, its factor, and that of its buffers, if they change
+Moved = tuple[Side, Tensor, Tensor | None]
+
+
 class Sweep:
     """The sweep over all units of a graph.
 
@@ -165,7 +169,7 @@ class Sweep:
     Attributes:
         sides: sides of weights, over which squares are summed; then the running statistics that
             are rescaled with them.
-        follows: the tensors at whose entries there are balanced units.
+        follows: whether a balanced unit is at an entry, for each of them.
     """
 
     def __init__(
@@ -185,7 +189,7 @@ class Sweep:
         times = np.array([*(1 for _ in weights), *(power for _, power in runs)])
         power = power * times[of_side]
         balanced = found.kinds == BALANCED
-        self.follows = {self.sides[number].name for number in of_side[balanced[unit]]}
+        self.follows = np.isin(np.arange(len(self.sides)), of_side[balanced[unit]]).tolist()
         # most scales at one weight, which may change together
         width = 2 * max(1, abs(graph.expand).sum(1).max(initial=1))
         alone = 1 / (1 + (found.kinds == LEFT).any())
@@ -213,9 +217,7 @@ class Sweep:
         self._share = on(share, torch.float64)
         self._target = on(np.bincount(group, found.targets[voter]), torch.float64)
 
-    def step(
-        self, tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[Moved]]:
         """The change of the units' log-scales, and the factors of all tensors at them.
 
         Buffers follow balanced units only. That a unit comes back to a fixed norm is not a change
@@ -226,8 +228,8 @@ class Sweep:
             tensors: parameters by name.
 
         Returns:
-            Changes, one for each unit; the factors of tensors, and those that buffers follow,
-            which are broadcastable to the tensors.
+            Changes, one for each unit; sides with their factors and those that buffers follow,
+            which are broadcastable to their tensors.
         """
         weights = self.sides[: self._summed]
         squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in weights])
@@ -238,9 +240,14 @@ class Sweep:
         change = even = torch.where(known, self._rate / 4 * (leaving / entering).log(), 0.0)
         if len(self._voter):
             change = even - self._rate / 2 * self._kinds * self.deviation(squares)
-        factors = self._factors(change, tensors)
-        followed = factors if change is even else self._factors(even, tensors)
-        return change, factors, {n: f for n, f in followed.items() if n in self.follows}
+        factors = self._factors(change)
+        followed = factors if change is even else self._factors(even)
+        return change, [
+            (side, factor, mine if follows else None)
+            for side, factor, mine, follows in zip(
+                self.sides, factors, followed, self.follows, strict=True
+            )
+        ]
 
     def deviation(self, squares: Tensor) -> Tensor:
         """Mean of ``log(squares / target)`` for every unit."""
@@ -249,16 +256,12 @@ class Sweep:
         none = self._rate.new_zeros(len(self._rate))
         return none.index_add_(0, self._voted, self._share * off[self._group])
 
-    def _factors(self, change: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The factor of each tensor, after changes of log-scales."""
+    def _factors(self, change: Tensor) -> list[Tensor]:
+        """The factor of each side, after changes of log-scales."""
         logs = change.new_zeros(sum(self._sizes))
         logs.index_add_(0, self._entry, self._power * change[self._unit])
-        found: dict[str, Tensor] = {}
-        for side, part in zip(self.sides, logs.exp_().split(self._sizes), strict=True):
-            if (tensor := tensors.get(side.name)) is not None:
-                factor, other = part.view(side.ids.shape).to(tensor.dtype), found.get(side.name)
-                found[side.name] = factor if other is None else other * factor
-        return found
+        parts = logs.exp_().split(self._sizes)
+        return [part.view(side.ids.shape) for side, part in zip(self.sides, parts, strict=True)]
 
 
 def _nominal(graph: Structure, tensors: Mapping[str, Tensor]) -> np.ndarray:

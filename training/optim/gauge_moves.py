@@ -105,16 +105,18 @@ class GaugeMoves(Shell):
         self._turns += 1
         if not due or not self.sweep.sides:
             return
-        change, factors, followed = self.sweep.step(self._tensors)
-        for name, factor in factors.items():
-            tensor, shift = self._tensors[name], self._graph.shifts.get(name, 0.0)
-            if self.return_to == "canonical" and shift:
-                move_(tensor, factor, torch.ones_like(factor), shift)
+        change, factors = self.sweep.step(self._tensors)
+        for side, factor, followed in factors:
+            tensor = self._tensors.get(side.name)
+            if tensor is None:
+                continue
+            if self.return_to == "canonical" and side.shift:
+                move_(tensor, factor, torch.ones_like(factor), side.shift)
             elif self.return_to == "canonical":
-                tensor.mul_(factor)
-            if name in followed:
+                tensor.mul_(factor.to(tensor.dtype))
+            if followed is not None:
                 for buffer, power in self._buffers_of(tensor):
-                    buffer.mul_((followed[name] ** -power).to(buffer.dtype))
+                    buffer.mul_((followed**-power).to(buffer.dtype))
         self._phi += change
 
     def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
