@@ -21,7 +21,7 @@ from .matching import match, named
 from .multipliers import warn_of_multipliers, warn_of_zeros
 from .settings import Manner, check_group, expect_manner, expect_order, memoryless
 from .shell import Closure, Shell
-from .tensors import Guest, PathTensor, find_spread, in_order, local
+from .tensors import Guest, PathTensor, find_spread, fusible, local
 from .trees import choice, digest, edges_of, kept_of, skeleton_of
 
 # what a step of torch's that is not one of every number for itself would need
@@ -245,7 +245,7 @@ class PathSpace(Shell):
             if any(map(sharded, group["params"])):
                 # (torch's kernels for many tensors take no mixture with whole ones)
                 group.update({key: False for key in ("fused", "foreach") if key in group})
-            elif group.get("fused") and not all(map(in_order, group["params"])):
+            elif group.get("fused") and not all(map(fusible, group["params"])):
                 group["fused"] = False
         self._seen = seen
         return True

@@ -67,7 +67,7 @@ def local(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
-def in_order(parameter: Tensor) -> bool:
+def fusible(parameter: Tensor) -> bool:
     """Whether fused kernels of torch, which ignore strides on a processor, can take it."""
     own, grad = parameter, parameter.grad
     return not own.is_cpu or (own.is_contiguous() and (grad is None or grad.is_contiguous()))
@@ -227,7 +227,7 @@ class PathTensor:
         """What decides how a step treats it; the layout depends on the first two."""
         own, grad = self.parameter, self.grad
         kind = None if grad is None else (grad.layout, grad.dtype)
-        return own.dtype, own.device, own.requires_grad, kind, in_order(own)
+        return own.dtype, own.device, own.requires_grad, kind, fusible(own)
 
 
 @dataclass(eq=False, slots=True)
