@@ -52,7 +52,6 @@ def capture(
     check_capturable(model)
     check_memory(model)
     check_inputs(model, args, kwargs)
-    valued = all(map(has_values, (*model.parameters(), *model.buffers())))
     with ONE_AT_A_TIME, torch.inference_mode(False), with_numbers(), untouched(model):
         args, kwargs = of_equal_lengths(ordinary((args, kwargs)))
         try:
@@ -69,15 +68,19 @@ def capture(
         except PathspaceError:
             raise
         except (Exception, SystemExit) as error:
-            if valued:
+            if _has_numbers(model):
                 check_runs(model, args, kwargs)
             elif not decides_by_values(error):
                 raise failed_run(model, args, kwargs, error) from error
             raise failed_capture(model, error) from error
-        if valued and _mixes_types(found.graph):
+        if _mixes_types(found.graph) and _has_numbers(model):
             # (without values, no operation checks the types of its operands)
             check_runs(model, args, kwargs)
     return found
+
+
+def _has_numbers(model: nn.Module) -> bool:
+    return all(map(has_values, (*model.parameters(), *model.buffers())))
 
 
 def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:

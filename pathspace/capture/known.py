@@ -12,10 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.fx import traceback as provenance
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -31,7 +27,7 @@ LARGEST = 1 << 24
 
 class KnownNumbers(TorchFunctionMode):
     """Answers questions about values, where these follow from known tensors (``known``: the value
-    of a tensor without values, by its id).
+    of a tensor without values, by its id); ``failures`` are raised where a result depends on them.
     """
 
     def __init__(
@@ -39,9 +35,11 @@ class KnownNumbers(TorchFunctionMode):
         node_of: Callable[[Tensor], fx.Node | None],
         constant: Callable[[fx.Node], Any],
         known: Mapping[int, Tensor],
+        failures: tuple[type[Exception], ...],
     ) -> None:
         super().__init__()
-        self._node_of, self._constant, self._known = node_of, constant, known
+        self._node_of, self._constant = node_of, constant
+        self._known, self._failures = known, failures
         # buffers and constants of which a number was read
         self.read: list[Tensor] = []
 
@@ -58,7 +56,7 @@ class KnownNumbers(TorchFunctionMode):
             args = args[0], self._by_positions(args[1])
         try:
             return func(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except self._failures:
             values = self._values((args, kwargs))
             if values is not None:
                 with with_numbers(), torch.no_grad():

@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch import config as functorch_config
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.distributions import Distribution
 from torch.fx import traceback as provenance
 from torch.fx._lazy_graph_module import _use_lazy_graph_module as without_code
@@ -47,6 +52,7 @@ from .writes import name_of, without_writes
 OPERATION = type(torch.ops.aten.relu.default)
 # (the operations between them compute tangents that nothing records)
 FORWARD_MODE = ("_make_dual", "_unpack_dual")
+DEPENDS_ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 # the message for a tensor that no recorded operation has made
 UNRECORDED = (
     "it takes gradients inside forward, writes into its weights there, or maps a function over a"
@@ -228,7 +234,7 @@ class Recorder:
                 module.register_forward_hook(self._leave, always_call=True),
             )
         ]
-        self._known = KnownNumbers(node_of, constant, known)
+        self._known = KnownNumbers(node_of, constant, known, DEPENDS_ON_VALUES)
         args, kwargs = self._given
         try:
             with as_written(), self._known, PaddedSequences():
