@@ -27,8 +27,9 @@ from .moves import move_
 from .pairs import Pairs, Table
 from .programme import Minimum, minimise
 
-# the default tolerance up to so many scalars between units, and for more
-FEW, EXACT, CLOSE = 1 << 23, 1e-12, 1e-3
+# the default tolerance up to so many scalars between units, for more, and where scales are
+# rounded to powers of two
+FEW, EXACT, CLOSE, COARSE = 1 << 23, 1e-12, 1e-3, 0.1
 ROUNDS = 200
 NONE, NO_SUMS = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.float64)
 APPROXIMATE = "its scale is free at eps = 0 only"
@@ -250,18 +251,21 @@ class StreamedPairs(Pairs):
             for keys, name, (head, tail, unused) in tensors
         ]
         self.between = [held for held in self.tensors if _between(*held.numbers[:2])]
-        between = sum(math.prod(self._entry(held).shape) for held in self.between)
-        self.tolerance = tolerance or (EXACT if between <= FEW else CLOSE)
+        between = sum(math.prod(self._entries(held)[0].shape) for held in self.between)
+        types = (entry.itemsize for held in self.tensors for entry in self._entries(held))
+        self.coarse = min(types, default=4) < 4
+        usual = EXACT if between <= FEW else COARSE if self.coarse else CLOSE
+        self.tolerance = tolerance or usual
         self.wide = p > 2 or self.tolerance < CLOSE
         self._lay_out(self._values(self.tensors))
 
-    def _entry(self, held: _Held) -> StoredTensor:
-        return self.places[held.keys[0]].entries[held.keys[0]]
+    def _entries(self, held: _Held) -> list[StoredTensor]:
+        return [self.places[key].entries[key] for key in held.keys]
 
     def _values(self, tensors: Iterable[_Held]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for held in tensors:
             head, tail, unused = held.numbers
-            wide = self.wide or self._entry(held).dtype == torch.float64
+            wide = self.wide or self._entries(held)[0].dtype == torch.float64
             shift = self.graph.shifts.get(held.name, 0.0)
             for place, piece in self.places[held.keys[0]].pieces(held.keys[0]):
                 if not piece.numel():
@@ -317,7 +321,8 @@ def balance_files(
         destination: a file or a folder, like the source.
         p: exponent of the norm.
         tolerance: largest relative difference between the two sums, before any rounding of scales;
-            by default 1e-12 for up to 8 million weights between units, else 1e-3.
+            by default 1e-12 for up to 8 million weights between units, else 1e-3, or 0.1 if scales
+            are rounded.
         exact: do not move units that are free only at ``eps = 0``, so that the function of the
             unchanged model is preserved; with ``False`` they move too, as under
             :func:`pathspace.balance_`.
@@ -354,38 +359,36 @@ def balance_files(
     before = pairs.sides(start)[2]
     found = attained(pairs, {APPROXIMATE: np.flatnonzero(kept)})
     best = _in_rounds(pairs, found.free)
-    types = (pairs.places[key].entries[key].itemsize for held in tensors for key in held.keys)
-    phi = best.phi
-    if min(types, default=4) < 4:
-        phi = np.round(phi / LOG_2) * LOG_2
-        pairs.move(phi)
-        entering, leaving, after = pairs.sides(phi)
-        best = Minimum(phi, after, _imbalance(entering, leaving, found.free), best.steps)
-    rescale_files(graph, torch.from_numpy(phi), source, destination)
-    return Balancing(
-        torch.from_numpy(phi), before, best.value, best.imbalance, found.reasons, best.steps
-    )
-
-
-def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> float:
-    both = entering + leaving
-    uneven = np.where(free, entering - leaving, 0.0) / np.where(both > 0, both, 1.0)
-    return float(np.abs(uneven).max(initial=0.0))
+    phi = torch.from_numpy(best.phi)
+    rescale_files(graph, phi, source, destination)
+    return Balancing(phi, before, best.value, best.imbalance, found.reasons, best.steps)
 
 
 def _in_rounds(pairs: StreamedPairs, free: np.ndarray) -> Minimum:
-    """The minimum, where matrices are read again in each round: that of their sums is nearly it."""
-    phi, best, lowest = np.zeros(len(free)), np.zeros(len(free)), math.inf
+    """The minimum, where matrices are read again in each round: that of their sums is nearly it.
+
+    Rounded to powers of two it is found as soon as the sums there are those that were expected.
+    """
+    phi, best = np.zeros(len(free)), None
+    expected = np.full((2, len(free)), np.inf)
     for step in range(ROUNDS):
-        entering, leaving, total = pairs.sides(phi)
-        worst = _imbalance(entering, leaving, free)
-        if worst <= pairs.tolerance:
+        *sides, total = pairs.sides(phi)
+        entering, leaving = sides
+        both = np.where(entering + leaving > 0, entering + leaving, 1.0)
+        worst = float(np.abs((entering - leaving)[free] / both[free]).max(initial=0.0))
+        surprise = float(np.abs((sides - expected) / both).max(initial=0.0))
+        if min(worst, surprise) <= pairs.tolerance:
             return Minimum(phi, total, worst, step)
-        if total > lowest * (1 + 1e-12):
-            phi = (best + phi) / 2
+        if best is not None and total > best.value * (1 + 1e-12):
+            if pairs.coarse:
+                return best
+            phi = (best.phi + phi) / 2
         else:
-            best, lowest = phi, total
+            best = Minimum(phi, total, worst, step)
             phi = minimise(pairs, free, np.zeros(len(free)), pairs.tolerance / 10, phi).phi
+            if pairs.coarse:
+                phi = np.round(phi / LOG_2) * LOG_2
+                expected = np.stack(pairs.sides(phi)[:2])
         pairs.move(phi)
     raise InputError(
         f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
