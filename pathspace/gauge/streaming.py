@@ -358,39 +358,54 @@ def balance_files(
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
     found = attained(pairs, {APPROXIMATE: np.flatnonzero(kept)})
-    best = _in_rounds(pairs, found.free)
+    in_rounds = _in_powers_of_two if pairs.coarse else _in_rounds
+    best = in_rounds(pairs, found.free, start)
     phi = torch.from_numpy(best.phi)
     rescale_files(graph, phi, source, destination)
     return Balancing(phi, before, best.value, best.imbalance, found.reasons, best.steps)
 
 
-def _in_rounds(pairs: StreamedPairs, free: np.ndarray) -> Minimum:
-    """The minimum, where matrices are read again in each round: that of their sums is nearly it.
+def _state(pairs: StreamedPairs, free: np.ndarray, phi: np.ndarray, steps: int) -> Minimum:
+    entering, leaving, total = pairs.sides(phi)
+    both = entering + leaving
+    uneven = np.where(free, entering - leaving, 0.0) / np.where(both > 0, both, 1.0)
+    return Minimum(phi, total, float(np.abs(uneven).max(initial=0.0)), steps)
 
-    Rounded to powers of two it is found as soon as the sums there are those that were expected.
-    """
-    phi, best = np.zeros(len(free)), None
-    expected = np.full((2, len(free)), np.inf)
-    for step in range(ROUNDS):
-        *sides, total = pairs.sides(phi)
-        entering, leaving = sides
-        both = np.where(entering + leaving > 0, entering + leaving, 1.0)
-        worst = float(np.abs((entering - leaving)[free] / both[free]).max(initial=0.0))
-        surprise = float(np.abs((sides - expected) / both).max(initial=0.0))
-        if min(worst, surprise) <= pairs.tolerance:
-            return Minimum(phi, total, worst, step)
-        if best is not None and total > best.value * (1 + 1e-12):
-            if pairs.coarse:
-                return best
-            phi = (best.phi + phi) / 2
+
+def _in_rounds(pairs: StreamedPairs, free: np.ndarray, start: np.ndarray) -> Minimum:
+    """The minimum, where matrices are read again in each round: that of their sums is nearly it."""
+    best = now = _state(pairs, free, start, 0)
+    for step in range(1, ROUNDS):
+        if now.imbalance <= pairs.tolerance:
+            return now
+        if now.value > best.value * (1 + 1e-12):
+            phi = (best.phi + now.phi) / 2
         else:
-            best = Minimum(phi, total, worst, step)
-            phi = minimise(pairs, free, np.zeros(len(free)), pairs.tolerance / 10, phi).phi
-            if pairs.coarse:
-                phi = np.round(phi / LOG_2) * LOG_2
-                expected = np.stack(pairs.sides(phi)[:2])
+            best, phi = now, _minimum_of_sums(pairs, free, now.phi)
         pairs.move(phi)
+        now = _state(pairs, free, phi, step)
     raise InputError(
-        f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds,"
+        f"balance_files found norms that still differ by {now.imbalance:.0e} after {ROUNDS} rounds,"
         f" expected {pairs.tolerance:.0e}; pass a larger tolerance."
     )
+
+
+def _minimum_of_sums(pairs: StreamedPairs, free: np.ndarray, start: np.ndarray) -> np.ndarray:
+    return minimise(pairs, free, np.zeros(len(free)), pairs.tolerance / 10, start).phi
+
+
+def _in_powers_of_two(pairs: StreamedPairs, free: np.ndarray, start: np.ndarray) -> Minimum:
+    """The minimum, rounded: at once, if the sums there are those that were expected."""
+
+    def rounded(phi: np.ndarray) -> np.ndarray:
+        return np.round(phi / LOG_2) * LOG_2
+
+    phi = rounded(_minimum_of_sums(pairs, free, start))
+    expected = pairs.sides(phi)[:2]
+    pairs.move(phi)
+    steps = 1
+    if not np.allclose(pairs.sides(phi)[:2], expected, pairs.tolerance, 0):
+        best = _in_rounds(pairs, free, phi)
+        phi, steps = rounded(best.phi), 1 + best.steps
+        pairs.move(phi)
+    return _state(pairs, free, phi, steps)
