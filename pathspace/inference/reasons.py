@@ -12,6 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components, dijkstra
 from torch import Tensor
 
+from ..models.values import on_cpu
 from .assemble import Ends
 from .eps_detection import constant_behind
 from .interpreter import interpret
@@ -54,8 +55,7 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
     The captured graph is interpreted again, and each equation between scales is stored with
     its operation. Each fixed scale is listed once, at the first parameter whose edges enter it.
     """
-    # the tensors of the analysis need values, even if the default device is meta
-    with torch.device("cpu"), torch.inference_mode(False):
+    with on_cpu():
         witness, _ = interpret(graph.captured, Witness, norm_eps=graph.norm_eps)
         raw = ends_of(witness)
         return _listed(graph, witness, raw)

@@ -21,6 +21,7 @@ from ..inference.random_run import DoubleRun, as_float64, graph_outputs, graph_v
 from ..inference.sides import Side
 from ..models.isolation import quiet, seed_torch
 from ..models.running import distance
+from ..models.values import on_cpu
 from ..models.walk import tensors_of
 from .equivariant import treats_channels_alike
 from .groups import ChannelGroup, alike_channels, part_of
@@ -44,7 +45,7 @@ def channel_groups(
     captured: Captured, model: nn.Module
 ) -> tuple[tuple[ChannelGroup, ...], dict[str, str]]:
     """The groups of channels of a captured model, and why other tensors have none."""
-    with torch.device("cpu"), torch.inference_mode(False):
+    with on_cpu():
         found, _ = interpret(captured, Channels)
         alike = list(alike_channels(found, model, set()))
         if found.several:
@@ -88,7 +89,7 @@ def nested_groups(
                 number = owner.setdefault(side, torch.full((size,), -1))
                 number[where] = channels + torch.arange(len(where))[:, None]
         channels += len(group)
-    with torch.device("cpu"), torch.inference_mode(False):
+    with on_cpu():
         found, _ = interpret(captured, NestedChannels)
         inside = []
         for group in alike_channels(found, model, set()):
