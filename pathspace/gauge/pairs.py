@@ -4,7 +4,7 @@ are matrix-vector products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,14 +163,13 @@ class Pairs:
         self.tables = self.held(map(self.table, values))
         self.constant = sum(table.loops for table in self.tables)
         self.origin = np.zeros(self.graph.num_units)
-        unit = csr_array(self.graph.expand[:, 1:].astype(np.float64))
-        self._turn = None
-        if self.graph.forms.shape[0]:
-            positive = csr_array(unit.multiply(unit > 0))
-            self._turn = (positive.T.tocsr(), csr_array(positive - unit).T.tocsr())
+        # log-scales of ids as sums of those of units; what is summed, and what is subtracted
+        self._sums = csr_array(self.graph.expand[:, 1:].astype(np.float64))
+        positive = csr_array(self._sums.multiply(self._sums > 0))
+        self._turn = (positive.T.tocsr(), csr_array(positive - self._sums).T.tocsr())
         # most units that the value of one edge depends on: the exponent in the
         # bound that separates them
-        widths = np.asarray(abs(unit).sum(1)).reshape(-1)
+        widths = np.asarray(abs(self._sums).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
     def held(self, tables: Iterable[Table]) -> list[Table]:
@@ -192,21 +191,23 @@ class Pairs:
         return table
 
     def _logs(self, phi: np.ndarray) -> Tensor:
-        table = np.concatenate([np.zeros(1), phi])
-        return torch.from_numpy(self.graph.expand @ table if self.graph.forms.shape[0] else table)
+        return torch.from_numpy(self._sums @ phi)
+
+    def _at(self, phi: np.ndarray) -> Iterator[tuple[Table, Tensor, Tensor, Tensor, Tensor]]:
+        """Each table with the factors of its rows and columns, and the sums of both."""
+        logs = self._logs(phi - self.origin).mul_(self.p)
+        for table in self.tables:
+            up, down = (ends.exp() for ends in table.ends(logs))
+            yield table, up, down, up * table.by_row(down), down * table.by_column(up)
 
     def sides(self, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
         """Sums over the edges that enter and that leave each unit, and over all."""
-        shift = phi - self.origin
-        if self.p * float(np.abs(shift).max(initial=0.0)) * self.width > FAR:
+        shift = self.p * float(np.abs(phi - self.origin).max(initial=0.0))
+        if shift * self.width > FAR:
             self._rebase(phi)
-            shift = np.zeros_like(phi)
-        factors = self._logs(shift).mul_(self.p)
-        sums = torch.zeros((2, len(factors)), dtype=torch.float64)
+        sums = torch.zeros((2, self._sums.shape[0]), dtype=torch.float64)
         total = self.constant
-        for table in self.tables:
-            up, down = (ends.exp() for ends in table.ends(factors))
-            by_row, by_column = up * table.by_row(down), down * table.by_column(up)
+        for table, _, _, by_row, by_column in self._at(phi):
             for side, ids, values in (
                 (0, table.head, by_row),
                 (1, table.side, by_row),
@@ -219,12 +220,7 @@ class Pairs:
 
     def curvature(self, phi: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """The second derivative at ``phi``, as a linear map."""
-        factors = self._logs(phi - self.origin).mul_(self.p)
-        parts = []
-        for table in self.tables:
-            up, down = (ends.exp() for ends in table.ends(factors))
-            sums = up * table.by_row(down), down * table.by_column(up)
-            parts.append((table, up, down, *sums))
+        parts = list(self._at(phi))
 
         def applied(direction: np.ndarray) -> np.ndarray:
             logs = self._logs(direction)
@@ -239,16 +235,13 @@ class Pairs:
                     (table.tail, -columns),
                 ):
                     result.index_add_(0, ids.abs(), values * ids.sign())
-            entering, leaving = self.to_units(result.numpy(), np.zeros(len(logs)))
-            out: np.ndarray = entering - leaving
+            out: np.ndarray = self._sums.T @ result.numpy()
             return out
 
         return applied
 
     def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sums by unit: that of a product counts for each of its factors."""
-        if self._turn is None:
-            return entering[1:], leaving[1:]
         plus, minus = self._turn
         return plus @ entering + minus @ leaving, plus @ leaving + minus @ entering
 
