@@ -70,7 +70,7 @@ def report(
     """
     from pathspace.cli.progress import deliver, show_progress
     from pathspace.cli.target import load_target
-    from pathspace.files.writing import STDOUT, delivering, expect_outputs
+    from pathspace.files.writing import delivering, expect_outputs
 
     expect_outputs("report", output, (".html", ".htm"), json)
     models = [(target, checkpoint)]
@@ -109,4 +109,4 @@ def report(
         told = found.sentences
     with delivering(output, ".html") as page:
         found.save(page)
-    deliver(found.to_dict(), json, "\n".join([*told, f"Wrote {output}"]), output == STDOUT)
+    deliver(found.to_dict(), json, "\n".join(told), output)

@@ -31,11 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .bench import is_bare
-from .document import STATEMENT, Rejected, read_document, read_tensors, require
-from .outputs import compare_tensors, rescale_copy
-from .spaces import check_places, read_spaces, rotate_copy
-from .trees import count
+from .document import STATEMENT, Rejected, is_bare, read_document, read_tensors, require
+from .spaces import check_places, read_spaces
+from .trees import compare_tensors, count
 
 __all__ = ["STATEMENT", "Judgement", "check"]
 
@@ -120,6 +118,10 @@ def check(
             compare_tensors(loaded, blocks, tensors)
             check_places(spaces, tensors, ties)
         if model is not None:
+            # (without a model, torch is not imported)
+            from .bases import rotate_copy
+            from .outputs import rescale_copy
+
             compared = "outputs"
             given = (model, args, kwargs or {}, tolerance)
             reason, unseen = rescale_copy(loaded, blocks, *given)
@@ -151,13 +153,9 @@ def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any]
             tensors, model = None, tensors
         else:
             tensors = dict(tensors.named_parameters(remove_duplicate=False))
-    require(
-        tensors is None or isinstance(tensors, Mapping),
-        f"the tensors are a {type(tensors).__name__}, expected a mapping from names to tensors",
-    )
-    require(
-        model is None or hasattr(model, "named_parameters"),
-        f"the model is a {type(model).__name__}, expected a module; write check(document,"
-        " model=model, args=inputs)",
-    )
+    told = f"the tensors are a {type(tensors).__name__}, expected a mapping from names to tensors"
+    require(tensors is None or isinstance(tensors, Mapping), told)
+    told = "expected a module; write check(document, model=model, args=inputs)"
+    module = model is None or hasattr(model, "named_parameters")
+    require(module, f"the model is a {type(model).__name__}, {told}")
     return tensors, model

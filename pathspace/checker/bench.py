@@ -7,9 +7,12 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .document import Rejected, require
 
@@ -18,11 +21,6 @@ SIZES = (1.0, 1.0, 100.0, 1.0, 0.01)
 MANNERS = ("near", "new", "signs", "new")
 # models of more weights than this are compared in their own precision, smaller ones in float64
 LARGE = 30_000_000
-
-
-def is_bare(value: Any) -> bool:
-    """Whether a tensor has a shape but no values."""
-    return bool(getattr(value, "is_meta", False)) or type(value).__name__ == "FakeTensor"
 
 
 def duplicate(model: Any) -> Any:
@@ -35,7 +33,7 @@ def duplicate(model: Any) -> Any:
         if id(value) in seen or isinstance(value, type):
             continue
         seen.add(id(value))
-        if hasattr(value, "is_leaf"):
+        if isinstance(value, Tensor):
             if not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
         elif isinstance(value, Mapping):
@@ -67,8 +65,6 @@ def call_arguments(
 @contextmanager
 def states_kept(seed: int | None = None) -> Iterator[None]:
     """A context that may begin with a seed, and leaves torch's random states as they were."""
-    import torch
-
     used = torch.cuda.is_initialized()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ()):
         # (torch.manual_seed would also replace the user's seed for GPUs not in use yet)
@@ -86,8 +82,6 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     positive. Normalisations by running statistics keep it, because the variance can be changed so
     that its sum with the epsilon is rescaled.
     """
-    import torch
-
     for module in bench.modules():
         if isinstance(module, torch.nn.GroupNorm):
             module.register_forward_pre_hook(_alone)
@@ -100,7 +94,7 @@ def with_tiny_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         return bench, args, kwargs
     try:
         fine = duplicate(bench).double()
-        inputs = _mapped(_wide, args), _mapped(_wide, kwargs)
+        inputs = _mapped(lambda leaf: leaf.double() if _is_real(leaf) else leaf, (args, kwargs))
         with torch.no_grad(), states_kept():
             duplicate(fine)(*inputs[0], **inputs[1])
     except Exception:
@@ -122,24 +116,17 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def _wide(value: Any) -> Any:
-    real = hasattr(value, "is_floating_point") and value.is_floating_point()
-    return value.double() if real else value
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def redrawn_inputs(value: Any, size: float, generator: Any, drawn: bool) -> Any:
-    """Nested inputs with finite floating-point numbers times a size.
+def _redrawn_input(value: Any, size: float, generator: torch.Generator, drawn: bool) -> Any:
+    """An input with finite floating-point numbers times a size.
 
     With ``drawn`` they are random numbers of the same magnitude, and whole numbers are others in
     their range. Masks (booleans, tensors with infinite entries) stay.
     """
-    return _mapped(lambda leaf: _redrawn(leaf, size, generator, drawn), value)
-
-
-def _redrawn(value: Any, size: float, generator: Any, drawn: bool) -> Any:
-    import torch
-
-    if "strided" not in str(getattr(value, "layout", "")) or not value.numel():
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
         return value
     if value.is_floating_point():
         if not bool(value.isfinite().all()):
@@ -162,9 +149,8 @@ def has_scale(value: Any) -> bool:
 def numbers_of(model: Any) -> list[tuple[str, Any]]:
     """Parameters and running statistics of a model, which can be redrawn."""
     found = [("", parameter) for parameter in model.parameters()]
-    for module in model.modules():
-        held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))
-        found += [(name, value) for name, value in held if hasattr(value, "is_floating_point")]
+    buffers = ((name.rpartition(".")[2], value) for name, value in model.named_buffers())
+    found += [pair for pair in buffers if pair[0] in ("running_mean", "running_var")]
     return [(name, value) for name, value in found if has_scale(value) and value.numel()]
 
 
@@ -173,8 +159,6 @@ def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
     what is always off in the model; or with its ``"signs"``, as running variances always are.
     Those of ``"unit"`` variance let every part of a network matter, also one that starts small.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
     noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
     spread = float(value.abs().double().square().mean().sqrt()) or 0.1
@@ -183,8 +167,7 @@ def redrawn_values(name: str, value: Any, seed: int, manner: str) -> Any:
     if name == "running_mean":
         return value + 0.3 * noise
     if manner == "unit":
-        fan_in = value[0].numel() if value.dim() > 1 else 1
-        return noise / fan_in**0.5
+        return noise / (value[0].numel() if value.dim() > 1 else 1) ** 0.5
     return spread * noise if manner == "new" else value + 0.5 * spread * noise
 
 
@@ -192,9 +175,7 @@ def scale_exponents(
     products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int
 ) -> np.ndarray:
     """Exponents of two for all ids; smaller ones for units with high powers."""
-    phi = np.concatenate(
-        [np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)]
-    )
+    phi = np.concatenate([[0.0], generator.integers(-largest, largest + 1, units)])
     most = np.ones(units + 1)
     for factors in products:
         total = float(sum(abs(times) for times in factors.values()))
@@ -211,28 +192,26 @@ def scale_exponents(
 class Runner:
     """A copy of a model and its inputs, which runs at numbers that are drawn for both."""
 
-    def __init__(self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        import torch
-
+    def __init__(
+        self, model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tolerance: float
+    ) -> None:
         try:
             twin = duplicate(model)
         except Exception as error:
-            raise Rejected(
-                f"the model cannot be copied: {type(error).__name__} ({error})"
-            ) from error
-        self.model, self.args, self.kwargs = with_tiny_eps(
-            twin, *call_arguments(model, args, kwargs)
-        )
+            kind = type(error).__name__
+            raise Rejected(f"the model cannot be copied: {kind} ({error})") from error
+        given = call_arguments(model, args, kwargs)
+        self.model, self.args, self.kwargs = with_tiny_eps(twin, *given)
+        self.named = dict(self.model.named_parameters(remove_duplicate=False))
         self.generator = torch.Generator().manual_seed(0)
+        self.tolerance = tolerance
 
-    def begin(self) -> Any:
+    def begin(self) -> Tensor:
         """The outputs at the numbers that are given, which those of all draws resemble.
 
         Parameters that are 0 are filled if all outputs are 0, because a head of zeros hides
         everything before it.
         """
-        import torch
-
         first = self.run()
         if not first.any():
             for parameter in self.model.parameters():
@@ -240,90 +219,81 @@ class Runner:
                     drawn = torch.randn(parameter.shape, generator=self.generator)
                     parameter.data.copy_(0.1 * drawn)
             first = self.run()
-        require(
-            not first.isnan().any(), "some outputs of the model are not numbers on these inputs"
-        )
-        self._numbers, self._inputs = numbers_of(self.model), (self.args, self.kwargs)
-        self._kept = [value.detach().clone() for _, value in self._numbers]
+        require(not first.isnan().any(), "some outputs of the model are not numbers")
+        self._inputs = self.args, self.kwargs
+        self._own = [(name, each, each.detach().clone()) for name, each in numbers_of(self.model)]
         return first
 
-    def run(self) -> Any:
-        """All outputs in one vector."""
-        import torch
-
+    def run(self, new: Sequence[tuple[Tensor, Tensor]] = ()) -> Tensor:
+        """All outputs in one vector, at other values of some tensors, which are undone."""
+        kept = [(tensor, tensor.detach().clone()) for tensor, _ in new]
         with torch.no_grad():
-            return self.outputs()
+            for tensor, value in new:
+                tensor.copy_(value)
+            found = self.outputs()
+            for tensor, value in kept:
+                tensor.copy_(value)
+        return found
 
-    def outputs(self) -> Any:
+    def outputs(self) -> Tensor:
         """All outputs in one vector, with gradients where they are wanted."""
-        import torch
-
         try:
             with states_kept(0):
                 outputs = self.model(*self.args, **self.kwargs)
         except Exception as error:
             # (whatever the model's own code raises)
-            raise Rejected(
-                f"the model fails on these inputs: {type(error).__name__} ({error})"
-            ) from error
+            kind = type(error).__name__
+            raise Rejected(f"the model fails on these inputs: {kind} ({error})") from error
         found = [leaf.double().reshape(-1) for leaf in _leaves(outputs) if leaf.is_floating_point()]
         return torch.cat(found) if found else torch.zeros(0)
 
-    def draw(self, number: int, manner: str = "") -> Any:
-        """Other weights and inputs; the outputs, or ``None`` if none is a number other than 0."""
+    def draw(self, number: int, manner: str = "") -> Tensor | None:
+        """Other weights, and inputs where the model takes others; the outputs, or ``None`` if none
+        is a number other than 0.
+        """
+        size = SIZES[number % len(SIZES)]
         # zeros hide differences: no scale changes a bias or a running mean of 0
         for each in (manner or MANNERS[number % len(MANNERS)], "signs"):
-            for (name, value), own in zip(self._numbers, self._kept, strict=True):
+            for name, value, own in self._own:
                 value.data.copy_(redrawn_values(name, own, number, each))
-            before = self._redraw_inputs(SIZES[number % len(SIZES)], number)
-            if before is not None:
-                return before
+            for factor, drawn in ((size, number % 4 != 0), (size, False), (1.0, False)):
+                other = partial(_redrawn_input, size=factor, generator=self.generator, drawn=drawn)
+                self.args, self.kwargs = _mapped(other, self._inputs)
+                try:
+                    found = self.run()
+                except Rejected:
+                    continue
+                if not found.isnan().any() and could_change(found):
+                    return found
         return None
 
-    def _redraw_inputs(self, size: float, number: int) -> Any:
-        """Change the inputs, or leave them where the model does not take others."""
-        for factor, drawn in ((size, number % 4 != 0), (size, False), (1.0, False)):
-            self.args, self.kwargs = redrawn_inputs(self._inputs, factor, self.generator, drawn)
-            try:
-                found = self.run()
-            except Rejected:
-                continue
-            if not found.isnan().any() and could_change(found):
-                return found
-        return None
-
-    def rounded_otherwise(self, eps: float = 0.0) -> Any:
-        """Outputs of weights that are other in their last digits, or by ``eps`` if that is more."""
-        import torch
-
-        numbers = numbers_of(self.model)
-        kept = [value.detach().clone() for _, value in numbers]
-        for _, value in numbers:
+    def rounds(self, before: Tensor, eps: float = 0.0) -> bool:
+        """Whether the last digits of weights, or ``eps`` if that is more, change the outputs more
+        than is tolerated: then nothing can be said.
+        """
+        new = []
+        for _, value in numbers_of(self.model):
             noise = torch.randn(value.shape, generator=self.generator).to(value)
-            value.data.mul_(1 + 4 * max(eps, torch.finfo(value.dtype).eps) * noise)
-        after = self.run()
-        for (_, value), own in zip(numbers, kept, strict=True):
-            value.data.copy_(own)
-        return after
+            factor = 1 + 4 * max(eps, torch.finfo(value.dtype).eps) * noise
+            new.append((value, value.detach() * factor))
+        return relative_change(before, self.run(new)) > self.tolerance
 
 
-def could_change(outputs: Any) -> bool:
+def could_change(outputs: Tensor) -> bool:
     """Whether any output is a number other than 0, which could change."""
     return bool(outputs[outputs.isfinite()].any())
 
 
-def relative_change(before: Any, after: Any) -> float:
+def relative_change(before: Tensor, after: Tensor) -> float:
     """Largest change of outputs, relative to the largest of them."""
     # masked entries may be infinite, and must remain so
     gap = float((after - before).abs().masked_fill(after == before, 0).max())
     return gap / float(before[before.isfinite()].abs().max()) if not math.isnan(gap) else math.inf
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    if hasattr(value, "is_floating_point"):
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        yield from _leaves(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for entry in value:
+    elif isinstance(value, Mapping | tuple | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
             yield from _leaves(entry)

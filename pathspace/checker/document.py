@@ -65,6 +65,11 @@ class Tensor:
         )
 
 
+def is_bare(value: Any) -> bool:
+    """Whether a tensor has a shape but no values."""
+    return bool(getattr(value, "is_meta", False)) or type(value).__name__ == "FakeTensor"
+
+
 def require(condition: Any, reason: str) -> None:
     """Reject the document for a reason unless a condition holds."""
     if not condition:
@@ -83,28 +88,19 @@ def read_document(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]
         document = json.loads(text)
     require(isinstance(document, Mapping), "the document is not a JSON object")
     assert isinstance(document, Mapping)
-    require(
-        "theorem1" not in document,
-        "this is a certificate, not a proof: write one with pathspace verify --proof FILE",
-    )
+    told = "this is a certificate, not a proof: write one with pathspace verify --proof FILE"
+    require("theorem1" not in document, told)
     for field, kind in FIELDS.items():
         require(field in document, f"the document lacks {field!r}")
         require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
-    require(
-        set(document) - {"spaces"} == set(FIELDS),
-        "the document has fields that do not belong there",
-    )
-    require(
-        document["format"] == "pathspace-proof" and document["version"] == 3,
-        "the format is not known",
-    )
+    require(set(document) - {"spaces"} == set(FIELDS), "it has fields that do not belong there")
+    form = document["format"], document["version"]
+    require(form == ("pathspace-proof", 3), "the format is not known")
     require(document["statement"] == STATEMENT, "the statement is not the one that is proven here")
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    require(
-        hashlib.sha256(text.encode()).hexdigest() == document["digest"],
-        "the digest is another document's",
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    require(digest == document["digest"], "the digest is another document's")
     asked = _numbers_asked(document)
     require(asked <= MOST_NUMBERS, f"its runs stand for {asked:,} numbers, more than are judged")
     return document
@@ -128,19 +124,14 @@ def integers(values: Any, what: str, length: int | None = None) -> np.ndarray:
         require(set(values) == {"runs"}, f"{what} is not a list")
         runs = [integers(run, what) for run in values["runs"]]
         require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
-        require(
-            sum(int(run[2]) for run in runs) == length,
-            f"{what} has the wrong length",
-        )
+        require(sum(int(run[2]) for run in runs) == length, f"{what} has the wrong length")
         ends = (abs(int(run[0])) + abs(int(run[1])) * int(run[2]) for run in runs)
         require(max(ends, default=0) < 1 << 62, f"{what} holds numbers that are too large")
         parts = [run[0] + run[1] * np.arange(run[2]) for run in runs]
         return np.concatenate([np.zeros(0, np.int64), *parts])
     require(isinstance(values, list), f"{what} is not a list")
-    require(
-        all(type(value) is int for value in values),
-        f"{what} holds something else than whole numbers",
-    )
+    whole = all(type(value) is int for value in values)
+    require(whole, f"{what} holds something else than whole numbers")
     return np.array(values, dtype=np.int64)
 
 
@@ -170,29 +161,20 @@ def read_tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
             _table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head")
         )
         for ids in (tail, head):
-            require(
-                -largest <= int(ids.min()) and int(ids.max()) <= largest,
-                f"{name} names an unknown unit",
-            )
+            known = -largest <= int(ids.min()) and int(ids.max()) <= largest
+            require(known, f"{name} names an unknown unit")
         unused, dead = None, 0
         if entry["unused"] is not None:
             table = _table(entry["unused"], shape, f"the unused scalars of {name}")
-            require(
-                np.isin(table, (0, 1)).all(),
-                f"the unused scalars of {name} are not marked by 0 and 1",
-            )
+            require(np.isin(table, (0, 1)).all(), f"unused scalars of {name} are not marked by 1")
             unused = table.astype(bool)
             dead = int(table.sum()) * size // table.size
         edges = size - dead
-        require(
-            entry["edges"] == edges and type(entry["edges"]) is int,
-            f"{name} has {edges} edges, not as stated",
-        )
+        same = entry["edges"] == edges and type(entry["edges"]) is int
+        require(same, f"{name} has {edges} edges, not as stated")
         shift = entry.get("shift", 0.0)
-        require(
-            type(shift) in (int, float) and math.isfinite(shift),
-            f"the shift of {name} is no number",
-        )
+        finite = type(shift) in (int, float) and math.isfinite(shift)
+        require(finite, f"the shift of {name} is no number")
         yield Tensor(name, shape, tail, head, unused, edges, float(shift))
 
 
@@ -202,14 +184,10 @@ def read_products(document: Mapping[str, Any]) -> list[dict[int, int]]:
     for row in document["products"]:
         product: dict[int, int] = {}
         for unit, times in row:
-            require(
-                type(unit) is int and type(times) is int and times != 0,
-                "a product is not a list of powers",
-            )
-            require(
-                1 <= unit <= document["units"] and unit not in product,
-                "a product names an unknown unit",
-            )
+            whole = type(unit) is type(times) is int and 0 < abs(times) < 1 << 60
+            require(whole, "a product is not a list of powers")
+            known = 1 <= unit <= document["units"] and unit not in product
+            require(known, "a product names an unknown unit")
             product[unit] = times
         result.append(product)
     return result

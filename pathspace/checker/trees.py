@@ -4,44 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.sparse import coo_array, csr_array, triu
+from scipy.sparse.csgraph import connected_components
 
-from .document import Tensor, integers, read_products, require
+from .document import Tensor, integers, is_bare, read_products, require
 
 
 def count(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:
     """Check the two bounds."""
-    require(
-        units >= 0 and document["weights"] == weights, f"there are {weights} weights, not as stated"
-    )
-    require(
-        document["dimension"] == weights - units,
-        f"the dimension is {weights - units}, not as stated",
-    )
+    require(units >= 0, "the number of units is negative")
     products = read_products(document)
     see_rest(document, blocks)
-    require(set(document["trees"]) == {"in", "out"}, "there are not two trees")
-    trees = [
-        _tree(document["trees"][side], blocks, products, units, side) for side in ("in", "out")
-    ]
-    shared = np.intersect1d(trees[0].edge, trees[1].edge)
-    require(
-        document["shared_edges"] == len(shared),
-        f"the trees share {len(shared)} edges, not as stated",
+    sides = document["trees"]
+    require(set(sides) == {"in", "out"}, "there are not two trees")
+    entering, leaving = (
+        _tree(sides[side], blocks, products, units, side) for side in ("in", "out")
     )
-    if products:
-        same = np.array_equal(trees[0].edge, trees[1].edge)
-        require(same, "with products of scales one tree has to serve both ways")
-        chains = 0
-    else:
-        chains = _chains(trees[0], shared, units)
-    require(document["chains"] == chains, f"there are {chains} chains, not as stated")
-    count = chains + weights - (2 * units - len(shared))
-    require(document["basis_paths"] == count, f"there are {count} basis paths, not as stated")
-    require(count == weights - units, f"{count} basis paths are not as many as weights less units")
+    shared = np.intersect1d(entering[0], leaving[0])
+    same = not products or np.array_equal(entering[0], leaving[0])
+    require(same, "with products of scales one tree has to serve both ways")
+    chains = 0 if products else _chains(entering, shared)
+    found = {
+        "weights": weights,
+        "dimension": weights - units,
+        "shared_edges": len(shared),
+        "chains": chains,
+        "basis_paths": chains + weights - (2 * units - len(shared)),
+    }
+    for key, number in found.items():
+        require(document[key] == number, f"the number of {key} is {number}, not as stated")
+    enough = found["basis_paths"] == found["dimension"]
+    require(enough, "basis paths are not as many as weights less units")
 
 
 def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
@@ -52,130 +48,98 @@ def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
         fields = set(entry) - {"eps"} if isinstance(entry, dict) else set()
         require(fields == {"mean", "var", "units"}, "a statistic is malformed")
         eps = entry.get("eps", 0.0)
-        require(
-            type(eps) in (int, float) and 0 <= eps < math.inf, "the eps of a statistic is no number"
-        )
+        positive = type(eps) in (int, float) and 0 <= eps < math.inf
+        require(positive, "the eps of a statistic is no number")
         buffers = [entry[key] for key in ("mean", "var") if entry[key] is not None]
-        require(
-            buffers and all(isinstance(name, str) for name in buffers),
-            "a statistic names no buffer",
-        )
+        named = buffers and all(isinstance(name, str) for name in buffers)
+        require(named, "a statistic names no buffer")
         names += buffers
-        ids = integers(entry["units"], "the units of a statistic").tolist()
-        require(
-            all(-largest <= unit <= largest for unit in ids), "a statistic names an unknown unit"
-        )
+        ids = integers(entry["units"], "the units of a statistic")
+        known = -largest <= ids.min(initial=0) and ids.max(initial=0) <= largest
+        require(known, "a statistic names an unknown unit")
     for key in ("pinned", "unused"):
-        require(
-            all(isinstance(name, str) for name in document[key]), f"{key!r} is not a list of names"
-        )
+        listed = all(isinstance(name, str) for name in document[key])
+        require(listed, f"{key!r} is not a list of names")
         names += document[key]
     require(len(set(names)) == len(names), "a tensor is listed twice")
 
 
-@dataclass(frozen=True)
-class Tree:
-    """One edge for every unit, in their order: its number, and the ids at its ends."""
-
-    edge: np.ndarray
-    tail: np.ndarray
-    head: np.ndarray
-
-
 def _tree(
     entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str
-) -> Tree:
-    """Check that every edge joins its unit, with coefficient +-1, to units before it."""
+) -> np.ndarray:
+    """The number of the edge of every unit, and the ids at its ends, ``(3, units)``.
+
+    In the order of the tree, the rows of its edges have to be triangular with ``+-1`` on the
+    diagonal: each moves its own unit once, and else units before it.
+    """
+    unit = np.arange(1, units + 1)
     order, tensor, index = (
         integers(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index")
     )
-    require(
-        len(order) == len(tensor) == len(index) == units,
-        f"tree {side} has not one edge for every unit",
-    )
-    require(
-        np.array_equal(np.sort(order), np.arange(1, units + 1)),
-        f"tree {side} does not reach every unit once",
-    )
-    require(
-        units == 0 or (tensor.min() >= 0 and tensor.max() < len(blocks)),
-        f"tree {side} names unknown tensors",
-    )
-    tails, heads = np.zeros(units, np.int64), np.zeros(units, np.int64)
-    for number in np.unique(tensor):
-        block, here = blocks[int(number)], np.flatnonzero(tensor == number)
+    once = len(tensor) == len(index) == units and np.array_equal(np.sort(order), unit)
+    require(once, f"tree {side} does not reach every unit by one edge")
+    ends = np.zeros((2, units), np.int64)
+    for number in np.unique(tensor).tolist():
+        require(0 <= number < len(blocks), f"tree {side} names unknown tensors")
+        block, here = blocks[number], tensor == number
         flat = index[here]
         inside = flat.min() >= 0 and int(flat.max()) < math.prod(block.shape)
         require(inside, f"tree {side} leaves the tensor {block.name}")
-        if block.unused is not None:
-            require(
-                not block.at(block.unused, flat).any(),
-                f"tree {side} uses an unused scalar of {block.name}",
-            )
-        tails[here], heads[here] = block.at(block.tail, flat), block.at(block.head, flat)
-    # position of each unit in the order; the root comes first
-    time_of = np.full(units + 1, -1)
-    time_of[order] = np.arange(units)
-    plain = (np.abs(tails) <= units) & (np.abs(heads) <= units)
-    _plain_walk(order[plain], np.abs(tails[plain]), np.abs(heads[plain]), time_of, side)
-    for place in np.flatnonzero(~plain).tolist():
-        _walk_of_products(
-            int(order[place]), int(tails[place]), int(heads[place]), products, time_of, side
-        )
+        used = block.unused is None or not block.at(block.unused, flat).any()
+        require(used, f"tree {side} uses an unused scalar of {block.name}")
+        ends[:, here] = block.at(block.tail, flat), block.at(block.head, flat)
+    # ids in rows, units in the order of the tree in columns; the root has no scale
+    factors = [(units + k, *own) for k, row in enumerate(products, 1) for own in row.items()]
+    by_unit = np.argsort(order)
+    products_of = np.array(factors, np.int64).reshape(-1, 3).T
+    ids, members, times = np.hstack([(unit, unit, np.ones_like(unit)), products_of])
+    shape = units + len(products) + 1, units
+    scales = csr_array((times, (ids, by_unit[members - 1])), shape=shape)
+    tails, heads = (scales[np.abs(own)].multiply(np.sign(own)[:, None]) for own in ends)
+    change = csr_array(heads - tails)
+    wrong = order[np.abs(change.diagonal()) != 1]
+    require(not len(wrong), f"tree {side} does not move the scales of units {wrong[:3]} once")
+    late = order[np.diff(csr_array(triu(change, 1)).indptr) > 0]
+    require(not len(late), f"tree {side} joins units {late[:3]} to units not reached before")
     fits = len(blocks) < 1 << 22 and int(index.max(initial=0)) < 1 << 40
     require(fits, "the tensors are too many or too large to be judged")
-    by_unit = np.argsort(order)
-    return Tree((tensor << 40 | index)[by_unit], np.abs(tails)[by_unit], np.abs(heads)[by_unit])
+    return np.stack([tensor << 40 | index, *np.abs(ends)])[:, by_unit]
 
 
-def _plain_walk(
-    order: np.ndarray, tails: np.ndarray, heads: np.ndarray, time_of: np.ndarray, side: str
-) -> None:
-    """Check edges between units: one end is the unit itself, the other one was reached before."""
-    once = (heads == order) != (tails == order)
-    wrong = order[~once][:1].tolist()
-    require(not wrong, f"an edge of tree {side} does not move the scale of unit {sum(wrong)} once")
-    others = np.where(heads == order, tails, heads)
-    late = order[time_of[others] >= time_of[order]][:1].tolist()
-    require(not late, f"an edge of tree {side} joins unit {sum(late)} to a unit not reached before")
-
-
-def _walk_of_products(
-    unit: int, tail: int, head: int, products: list[dict[int, int]], time_of: np.ndarray, side: str
-) -> None:
-    """Check an edge with a product of units at an end: all units but one were reached before."""
-    units = len(time_of) - 1
-    row: dict[int, int] = {}
-    for end, sign in ((head, 1), (tail, -1)):
-        sign = -sign if end < 0 else sign
-        factors = products[abs(end) - units - 1] if abs(end) > units else {abs(end): 1}
-        for factor, times in factors.items():
-            row[factor] = row.get(factor, 0) + sign * times
-    require(
-        abs(row.pop(unit, 0)) == 1,
-        f"an edge of tree {side} does not move the scale of unit {unit} once",
-    )
-    row.pop(0, None)
-    late = [other for other, times in row.items() if times and time_of[other] >= time_of[unit]]
-    require(not late, f"an edge of tree {side} joins unit {unit} to a unit not reached before")
-
-
-def _chains(tree: Tree, shared: np.ndarray, units: int) -> int:
+def _chains(tree: np.ndarray, shared: np.ndarray) -> int:
     """Count the chains: exactly one edge of ``T_in`` outside ``T_out`` has to enter each."""
-    leader = list(range(units + 1))
+    edge, tail, head = tree
+    both, ids = np.isin(edge, shared), len(edge) + 1
+    joined = coo_array((both[both], (tail[both], head[both])), shape=(ids, ids))
+    number, chain = connected_components(joined, directed=False)
+    require(number == ids - len(shared), "the edges in both trees close a circle")
+    entered = np.sort(chain[1:][~both])
+    others = np.delete(np.arange(number), chain[0])
+    require(np.array_equal(entered, others), "a chain is not entered by exactly one edge")
+    return len(others)
 
-    def find(unit: int) -> int:
-        while leader[unit] != unit:
-            leader[unit] = leader[leader[unit]]
-            unit = leader[unit]
-        return unit
 
-    both = np.isin(tree.edge, shared)
-    for tail, head in zip(tree.tail[both].tolist(), tree.head[both].tolist(), strict=True):
-        one, other = find(tail), find(head)
-        require(one != other, "the edges in both trees close a circle")
-        leader[max(one, other)] = min(one, other)
-    entered = [find(unit) for unit in (np.flatnonzero(~both) + 1).tolist()]
-    chains = {find(unit) for unit in range(1, units + 1)} - {find(0)}
-    require(sorted(entered) == sorted(chains), "a chain is not entered by exactly one edge")
-    return len(chains)
+def compare_tensors(
+    document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]
+) -> None:
+    """Check shapes of a model's tensors and, with values, that no tree weight is 0."""
+    sides = [document["trees"][side] for side in ("in", "out")]
+    units = document["units"]
+    trees = [
+        tuple(integers(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides
+    ]
+    for number, block in enumerate(blocks):
+        require(block.name in tensors, f"the model has no tensor {block.name}")
+        value = tensors[block.name]
+        require(tuple(value.shape) == block.shape, f"{block.name} has another shape in the model")
+        if is_bare(value):
+            continue
+        flat = (
+            value.detach().reshape(-1)
+            if hasattr(value, "detach")
+            else np.asarray(value).reshape(-1)
+        )
+        for tensor, index in trees:
+            places = index[tensor == number].tolist()
+            alive = not places or bool((flat[places] + block.shift != 0).all())
+            require(alive, f"a tree weight of {block.name} is zero")

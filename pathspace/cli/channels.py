@@ -9,29 +9,27 @@ import typer
 
 import pathspace as ps
 
+from ..errors import InputError, first_line, on_one_line
+from ..files.writing import delivering, expect_outputs
 from .errors import FAILED, NOT_COMPARED
 from .options import (
     InputOption,
     JsonOption,
     SeedOption,
     TargetArgument,
-    output_option,
-    weights_argument,
+    argument,
+    file_option,
 )
 from .progress import deliver, loading
 
 if TYPE_CHECKING:
     from .target import Target
 
-First = Annotated[str, weights_argument("A")]
-Second = Annotated[str, weights_argument("B", "Weights of the other model.")]
+First = Annotated[str, argument("A")]
+Second = Annotated[str, argument("B", "Weights of the other model.")]
 
-
-# how channels are ranked
 By = StrEnum("By", ["weights", "paths"])
-# how channels of two models are compared
 MatchBy = StrEnum("MatchBy", ["weights", "activations"])
-# tools that use smoothing pairs
 Format = StrEnum(
     "Format",
     {
@@ -44,7 +42,6 @@ Format = StrEnum(
 
 
 def _with_weights(loaded: Target, path: str) -> Target:
-    from ..errors import InputError, on_one_line
     from ..files.tensor_files import read_saved
     from ..models.copies import safe_deepcopy
 
@@ -61,15 +58,11 @@ def _with_weights(loaded: Target, path: str) -> Target:
 
 def prune(
     target: TargetArgument,
-    output: Annotated[str, output_option("File for the smaller module, written by torch.save.")],
+    output: Annotated[str, file_option("File for the smaller module, written by torch.save.")],
     keep: Annotated[float, typer.Option(min=0, max=1, help="Share of the channels to keep.")] = 0.5,
     by: Annotated[
         By,
-        typer.Option(
-            help=(
-                "Rank channels by the norm of their weights, in the model or in the balanced model."
-            )
-        ),
+        typer.Option(help="Rank channels by weights of the model, or of the balanced one."),
     ] = By.weights,
     inputs: InputOption = None,
     json: JsonOption = None,
@@ -83,9 +76,6 @@ def prune(
     Exit codes: 0 written, 2 bad input.
     """
     import torch
-
-    from ..errors import InputError, first_line
-    from ..files.writing import STDOUT, delivering, expect_outputs
 
     expect_outputs("prune", output, (".pt", ".pth"), json)
     with (
@@ -118,8 +108,8 @@ def prune(
         f"{name}: kept all {sizes.get(name, 'channels')}, {reason}"
         for name, reason in groups.refused.items()
     ]
-    lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
-    deliver(facts, json, "\n".join(lines), output == STDOUT)
+    lines.append(f"{before:,} parameters before, {after:,} after.")
+    deliver(facts, json, "\n".join(lines), output)
 
 
 def match(
@@ -127,7 +117,7 @@ def match(
     first: First,
     second: Second,
     output: Annotated[
-        str, output_option("File for checkpoint B with the channels in the order of A.")
+        str, file_option("File for checkpoint B with the channels in the order of A.")
     ],
     by: Annotated[
         MatchBy, typer.Option(help="Compare weights, or activations on the example inputs.")
@@ -144,8 +134,6 @@ def match(
     """
     from safetensors.torch import save_file
 
-    from ..files.writing import STDOUT, delivering, expect_outputs
-
     expect_outputs("match", output, (".safetensors",), json)
     with (
         delivering(output, ".safetensors") as file,
@@ -161,7 +149,7 @@ def match(
         "orders": {name: order.tolist() for name, order in found.orders.items()},
     }
     line = f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after."
-    deliver(facts, json, f"{line} Wrote {output}", output == STDOUT)
+    deliver(facts, json, line, output)
 
 
 def compare(
@@ -174,8 +162,6 @@ def compare(
 
     Exit codes: 0 the same, 1 different, 2 bad input, 3 outputs agree, but no order was found.
     """
-    from ..files.writing import expect_outputs
-
     expect_outputs("compare", json)
     with loading(target, inputs, "Comparing checkpoints of", seed=seed) as loaded:
         one, two = (_with_weights(loaded, path) for path in (first, second))

@@ -11,34 +11,22 @@ import typer
 
 import pathspace as ps
 
-from .options import InputOption, JsonOption, SeedOption, weights_argument
+from ..errors import InputError
+from ..files.writing import STDOUT, delivering, expect_outputs
+from .options import InputOption, JsonOption, SeedOption, argument
 from .progress import deliver, loading, tell
 
 if TYPE_CHECKING:
     from .target import Target as LoadedTarget
 
-Target = Annotated[
-    str,
-    weights_argument(
-        "[TARGET]",
-        "The model. You can omit it for a folder with the config.json of a transformers model.",
-    ),
-]
-Source = Annotated[
-    str, weights_argument("SOURCE", "A safetensors file, or a folder with one or several.")
-]
+Target = Annotated[str, argument("[TARGET]", "The model; omit it for a folder with config.json.")]
+Source = Annotated[str, argument("SOURCE", "A safetensors file, or a folder with one or several.")]
 Destination = Annotated[
-    str | None,
-    weights_argument(
-        "[DESTINATION]", "Output: a file or a folder, like SOURCE; - for standard output."
-    ),
+    str | None, argument("[DESTINATION]", "Output, like SOURCE; - for standard output.")
 ]
 ExactOption = Annotated[
     bool,
-    typer.Option(
-        "--exact/--all",
-        help="Do not change units that are free only if normalisations have no epsilon.",
-    ),
+    typer.Option("--exact/--all", help="Leave alone units that are free without an epsilon only."),
 ]
 
 
@@ -54,9 +42,6 @@ def rewriting(
     owner: str, target: str, source: str, destination: str, inputs: list[str] | None, seed: int
 ) -> Iterator[tuple[LoadedTarget, str | Path]]:
     """The loaded model, and the file of the new checkpoint: of bytes to print for ``-``."""
-    from ..errors import InputError
-    from ..files.writing import STDOUT, delivering
-
     if destination == STDOUT and Path(source).is_dir():
         raise InputError(
             f"{owner} found the folder {source!r} for standard output, expected one file; name a"
@@ -98,7 +83,7 @@ def rescale(
         graph = loaded.call(ps.trace)
         scales = graph.random_powers(seed, 3) if phi is None else read_saved(phi, "rescale")
         ps.rescale_files(graph, scales, source, place, exact)
-    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == "-")
+    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == STDOUT)
 
 
 def balance(
@@ -129,8 +114,6 @@ def balance(
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a
     run that was broken off.
     """
-    from ..files.writing import STDOUT, expect_outputs
-
     target, source, destination = three_arguments(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
     with rewriting("balance", target, source, destination, inputs, seed) as (loaded, place):
@@ -144,7 +127,7 @@ def balance(
         "left_alone": {why: len(units) for why, units in found.left_alone.items()},
         "rounds": found.steps,
     }
-    deliver(facts, json, f"{found}\nWrote {destination}", destination == STDOUT)
+    deliver(facts, json, str(found), destination)
 
 
 COMMANDS = (rescale, balance)

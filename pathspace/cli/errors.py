@@ -50,15 +50,14 @@ class ErrorSentenceGroup(TyperGroup):
             code = super(ErrorSentenceGroup, self).main(
                 given, prog_name, standalone_mode=False, **extra
             )
-            code = code if isinstance(code, int) else 0
             # (there is none if it was closed before)
             if sys.stdout is not None:
                 sys.stdout.flush()
-            return code
+            return code if isinstance(code, int) else 0
 
         token = _debugging.set(debug)
         try:
-            code = guarded(run, debug=debug)
+            code = guarded(run)
         finally:
             _debugging.reset(token)
         if standalone_mode:
@@ -73,9 +72,9 @@ class ErrorSentenceGroup(TyperGroup):
             raise Abort from error
 
 
-def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
+def guarded(run: Callable[[], int]) -> int:
     """Call ``run`` and return its exit code, or say in one sentence why there is none: 2 after any
-    error, 130 after an interrupt. With ``debug`` the traceback is above the sentence.
+    error, 130 after an interrupt. With ``--debug`` the traceback is above the sentence.
     """
     caught: BaseException
     try:
@@ -90,7 +89,7 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
         sentence, code, caught = _unexpected(error), BAD_INPUT, error
     if _began_with_an_interrupt(caught):
         sentence, code = "Interrupted before the end.", INTERRUPTED
-    if debug:
+    if debugging():
         traceback.print_exception(caught, file=sys.stderr)
     if sentence:
         say("Error", "red", sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,8 @@ import typer
 
 import pathspace as ps
 
+from ..errors import InputError
+from ..files.writing import delivering, existing_file, expect_outputs, expect_suffix
 from .errors import FAILED
 from .options import (
     CalibrationOption,
@@ -16,19 +19,16 @@ from .options import (
     JsonOption,
     SeedOption,
     TargetArgument,
-    output_option,
+    file_option,
 )
-from .progress import deliver, loading, tell
+from .progress import deliver, loading
 
 if TYPE_CHECKING:
     from .target import Target
 
-OutputOption = Annotated[str | None, output_option("Write the weights as safetensors.")]
+OutputOption = Annotated[str | None, file_option("Write the weights as safetensors.")]
 
-
-# what shares one step
 Per = StrEnum("Per", ["tensor", "channel"])
-# floating point types to fit
 Small = StrEnum("Small", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 
 
@@ -38,7 +38,6 @@ def _batches(file: str | None, loaded: Target) -> Any:
     import torch
 
     from ..files.tensor_files import read_saved
-    from ..files.writing import existing_file, expect_suffix
     from ..models.inputs import takes
 
     path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
@@ -50,19 +49,12 @@ def _batches(file: str | None, loaded: Target) -> Any:
     return held if by_name else tuple(held[name] for name in sorted(held))
 
 
-def _tell(
-    facts: dict[str, Any], json: str | None, shown: Any, model: Any, output: str | None
-) -> None:
+def _save(model: Any, output: str | None) -> None:
+    from safetensors.torch import save_model
+
     if output is not None:
-        from safetensors.torch import save_model
-
-        from ..files.writing import delivering
-
         with delivering(output, ".safetensors") as file:
             save_model(model, str(file))
-    deliver(facts, json, shown, output == "-")
-    if output is not None and json != "-":
-        tell(f"Wrote {output}", aside=output == "-")
 
 
 def equalise(
@@ -91,9 +83,6 @@ def equalise(
 
     Exit codes: 0 success (also if no gauge is better), 2 bad input.
     """
-    from ..errors import InputError
-    from ..files.writing import expect_outputs
-
     expect_outputs("equalise", output, (".safetensors",), json)
     done = []
     with loading(target, inputs, "Tracing and equalising", seed=seed, train=False) as loaded:
@@ -125,7 +114,8 @@ def equalise(
         },
     }
     scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
-    _tell(facts, json, f"{found} ({scales})", found.model, output)
+    _save(found.model, output)
+    deliver(facts, json, f"{found} ({scales})", output)
 
 
 def fit(
@@ -147,10 +137,6 @@ def fit(
 
     Exit codes: 0 everything fits, 1 values with a fixed scale do not fit, 2 bad input.
     """
-    from dataclasses import asdict
-
-    from ..files.writing import expect_outputs
-
     expect_outputs("fit", output, (".safetensors",), json)
     with loading(target, inputs, "Tracing and fitting", seed=seed, train=False) as loaded:
         import torch
@@ -164,7 +150,8 @@ def fit(
         "error": {"before": found.error_before, "after": found.error},
         "table": [asdict(row) for row in found.table],
     }
-    _tell(facts, json, found, found.model, output)
+    _save(found.model, output)
+    deliver(facts, json, found, output)
     raise typer.Exit(0 if found.fits else FAILED)
 
 

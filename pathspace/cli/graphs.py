@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
+from json import dumps, loads
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import pathspace as ps
 
+from ..errors import InputError
+from ..files.writing import STDOUT, delivering, existing_file, expect_outputs, write_text
 from .errors import FAILED, NOT_COMPARED, say
 from .options import (
     InputOption,
@@ -20,17 +25,14 @@ from .options import (
     SkeletonRule,
     TargetArgument,
     TrainOption,
-    output_option,
+    argument,
+    file_option,
 )
 from .progress import deliver, loading, show_progress, tell
 
 # lines on what a checker has not seen
 UNSEEN = 8
-
-
-# statements from the literature that can be tested on a model
 ClaimName = StrEnum("ClaimName", {"printed_skeleton": "printed-skeleton"})
-# level of detail of the drawing
 Level = StrEnum("Level", ["auto", "block", "scalar"])
 
 
@@ -48,25 +50,15 @@ def verify(
     ] = None,
     proof: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the proof of Theorem 3 for 'pathspace check'.",
-            show_default=False,
-        ),
+        file_option("Also write the proof of Theorem 3 for 'pathspace check'.", "--proof"),
     ] = None,
     upper_bound: Annotated[
         bool,
-        typer.Option(
-            "--upper-bound",
-            help="Also compute an upper bound on the number of units, by a randomised test.",
-        ),
+        typer.Option("--upper-bound", help="Also bound the number of units, by a randomised test."),
     ] = False,
     spaces: Annotated[
         bool,
-        typer.Option(
-            "--spaces",
-            help="Also list the spaces of features, and let random elements of their groups act.",
-        ),
+        typer.Option("--spaces", help="Also list the spaces of features, and let groups act."),
     ] = False,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
@@ -81,16 +73,12 @@ def verify(
 
     Exit codes: 0 all statements hold, 1 a statement fails, 2 bad input.
     """
-    from json import dumps
-
     from ..evidence.claims import printed_skeleton
-    from ..files.writing import STDOUT, expect_outputs, write_text
 
     expect_outputs("verify", json, (), proof)
     result: Any
     document = ""
-    stage = "Tracing and verifying"
-    with loading(target, inputs, stage, seed=seed, train=train) as loaded:
+    with loading(target, inputs, "Tracing and verifying", seed=seed, train=train) as loaded:
         found = loaded.call(ps.spaces) if spaces else None
         if claim is not None or proof is not None:
             graph = loaded.call(ps.trace, norm_eps=norm_eps.value)
@@ -114,16 +102,9 @@ def verify(
 
 
 def check(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A proof written by 'pathspace verify --proof'.")
-    ],
+    file: Annotated[str, argument("FILE", "A proof written by 'pathspace verify --proof'.")],
     target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="Also compare with this model, by running it.",
-            show_default=False,
-        ),
+        str | None, argument("TARGET", "Also compare with this model, by running it.")
     ] = None,
     inputs: InputOption = None,
     seed: SeedOption = 0,
@@ -136,14 +117,6 @@ def check(
 
     Exit codes: 0 accepted, 1 rejected, 2 bad input, 3 the outputs could not be compared.
     """
-    from contextlib import suppress
-    from json import loads
-
-    from rich.markup import escape
-
-    from ..errors import InputError
-    from ..files.writing import existing_file
-
     path = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
     document: Any = path
     try:
@@ -199,8 +172,6 @@ def explain(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from ..files.writing import expect_outputs
-
     expect_outputs("explain", json)
     with loading(target, inputs, "Tracing and explaining", seed=seed, train=train) as loaded:
         explanation = loaded.call(ps.explain, norm_eps=norm_eps.value)
@@ -210,15 +181,10 @@ def explain(
 
 def draw(
     target: TargetArgument,
-    output: Annotated[str, output_option("The .svg, .png or .pdf to write; - prints an SVG.")],
+    output: Annotated[str, file_option("The .svg, .png or .pdf to write; - prints an SVG.")],
     inputs: InputOption = None,
     level: Annotated[
-        Level,
-        typer.Option(
-            help=(
-                "Draw tensors and groups of units, or single weights (auto: for up to 150 weights)."
-            ),
-        ),
+        Level, typer.Option(help="Draw groups of units, or single weights (auto: up to 150).")
     ] = Level.auto,
     path: Annotated[
         int | None,
@@ -235,8 +201,6 @@ def draw(
 
     Exit codes: 0 written, 2 bad input; an existing file is replaced only by a complete new file.
     """
-    from ..files.writing import STDOUT, delivering, expect_outputs
-
     expect_outputs("draw", output, (".svg", ".png", ".pdf"))
     with (
         delivering(output, ".svg") as file,
@@ -249,7 +213,7 @@ def draw(
 
 def masks(
     target: TargetArgument,
-    output: Annotated[str, output_option("The safetensors file to write; - for standard output.")],
+    output: Annotated[str, file_option("The safetensors file to write; - for standard output.")],
     inputs: InputOption = None,
     seed: SeedOption = 0,
     rule: RuleOption = SkeletonRule.modulo,
@@ -262,8 +226,6 @@ def masks(
 
     Exit codes: 0 written, 2 bad input; an existing file is replaced only by a complete new file.
     """
-    from ..files.writing import STDOUT, delivering, expect_outputs
-
     expect_outputs("masks", output, (".safetensors",))
     stage = "Tracing and choosing the skeleton of"
     with (

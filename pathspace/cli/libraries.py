@@ -23,6 +23,7 @@ from .errors import say
 
 # models of more weights are built without numbers
 LARGE = 30_000_000
+PACKAGES = {"torchvision": "torchvision.models"}
 BATCH, TOKENS, SIDE, FRAMES = 2, 8, 224, 16
 
 Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
@@ -33,9 +34,7 @@ def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
     """The model that a target names, in evaluation mode, and example inputs, or ``None``."""
     library, _, name = spec.partition(":")
     try:
-        package = importlib.import_module(
-            "torchvision.models" if library == "torchvision" else library
-        )
+        package = importlib.import_module(PACKAGES.get(library, library))
     except Exception as error:  # a library built for another torch fails in ways of its own
         raise InputError(
             f"The target '{spec}' needs the package {library}, which cannot be imported ({error});"
@@ -72,7 +71,14 @@ def _transformers(package: Any, path: str) -> Make:
             f"There is no configuration '{path}', expected a config.json or its folder; check the"
             " path."
         )
-    config = _configuration(package, file, path)
+    try:
+        config = package.AutoConfig.from_pretrained(str(file))
+    except Exception as error:  # classes of configurations have errors of their own
+        raise InputError(
+            f"'{path}' is not a configuration of a transformers model: {type(error).__name__}"
+            f" ({_line(error)}); expected JSON with the model_type of transformers"
+            f" {package.__version__}, or name a function that builds the model, file.py:name."
+        ) from error
     kind = _architecture(package, config, path)
 
     def make() -> tuple[nn.Module, Example | None]:
@@ -81,17 +87,6 @@ def _transformers(package: Any, path: str) -> Make:
         return model.float(), _inputs(model, config)
 
     return make
-
-
-def _configuration(package: Any, file: Path, path: str) -> Any:
-    try:
-        return package.AutoConfig.from_pretrained(str(file))
-    except Exception as error:  # classes of configurations have errors of their own
-        raise InputError(
-            f"'{path}' is not a configuration of a transformers model: {type(error).__name__}"
-            f" ({_line(error)}); expected JSON with the model_type of transformers"
-            f" {package.__version__}, or name a function that builds the model, file.py:name."
-        ) from error
 
 
 def _architecture(package: Any, config: Any, path: str) -> Any:
@@ -170,12 +165,9 @@ def _torchvision(package: Any, name: str) -> Make:
 def _pictures(model: nn.Module) -> tuple[Tensor, ...]:
     if ".video." in type(model).__module__:
         return (torch.randn(BATCH, 3, FRAMES, SIDE, SIDE),)
-    needed = [
-        each
-        for each in inspect.signature(model.forward).parameters.values()
-        if each.default is each.empty
-    ]
-    return tuple(torch.randn(BATCH, 3, SIDE, SIDE) for _ in needed)
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = sum(each.default is each.empty for each in parameters)
+    return tuple(torch.randn(BATCH, 3, SIDE, SIDE) for _ in range(needed))
 
 
 def _known(library: str, name: str, architecture: str, names: list[str]) -> None:

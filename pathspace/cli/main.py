@@ -10,12 +10,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from . import channels, checkpoints, fitting, graphs, spaces
-from .errors import ErrorSentenceGroup, guarded, say
+from .errors import ErrorSentenceGroup, say
 
 _GROUP = "pathspace.commands"
 
@@ -102,14 +102,9 @@ def _names_own_command(words: Sequence[str]) -> bool:
     return first in own or "--version" in words
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the ``pathspace`` console command."""
-
-    def run() -> int:
-        # The packages behind other commands may be slow to import, and are not needed for our own.
-        if not _names_own_command(sys.argv[1:]):
-            load_extensions()
-        app()
-        return 0
-
-    sys.exit(guarded(run, debug="--debug" in sys.argv))
+    # The packages behind other commands may be slow to import, and are not needed for our own.
+    if not _names_own_command(sys.argv[1:]):
+        load_extensions()
+    app()

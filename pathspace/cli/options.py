@@ -7,31 +7,27 @@ from typing import Annotated, Any
 
 import typer
 
-# how the skeleton chooses its trees
 SkeletonRule = StrEnum("SkeletonRule", ["modulo", "magnitude", "random"])
-# whether the epsilon of a normalisation layer fixes the scale of its input
 NormEps = StrEnum("NormEps", ["ignore", "respect"])
 
 
-def output_option(help: str) -> Any:
-    """The option ``--output``."""
-    return typer.Option("--output", "-o", metavar="FILE", help=help, show_default=False)
+def file_option(help: str, *names: str) -> Any:
+    """A file to write: ``--output``, unless another option is named."""
+    names = names or ("--output", "-o")
+    return typer.Option(*names, metavar="FILE", help=help, show_default=False)
 
 
-def weights_argument(metavar: str, help: str = "A safetensors file, or one of torch.save.") -> Any:
-    """A file or folder of weights."""
+def argument(metavar: str, help: str = "A safetensors file, or one of torch.save.") -> Any:
+    """An argument without a default to show, such as a file or folder of weights."""
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
 TargetArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="TARGET",
-        help=(
-            "package.module:name, path/to/file.py:name, transformers:config.json, timm:NAME or"
-            " torchvision:NAME"
-        ),
-        show_default=False,
+    argument(
+        "TARGET",
+        "package.module:name, path/to/file.py:name, transformers:config.json, timm:NAME or"
+        " torchvision:NAME",
     ),
 ]
 InputOption = Annotated[
@@ -52,10 +48,7 @@ SeedOption = Annotated[
         "--seed",
         min=0,
         max=2**32 - 1,
-        help=(
-            "Random seed of the example inputs, of the weights if TARGET builds the model, and of"
-            " the rule."
-        ),
+        help="Seed of example inputs, of weights if TARGET builds the model, and of the rule.",
     ),
 ]
 RuleOption = Annotated[
@@ -65,10 +58,7 @@ NormEpsOption = Annotated[
     NormEps,
     typer.Option(
         "--norm-eps",
-        help=(
-            "Treat the scale before a normalisation as free (ignore its epsilon), or as pinned"
-            " (respect it)."
-        ),
+        help="Ignore the epsilon of normalisations, or respect it: it pins the scale before.",
     ),
 ]
 TrainOption = Annotated[
@@ -78,13 +68,7 @@ TrainOption = Annotated[
     ),
 ]
 JsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Also write the result as JSON; - prints only JSON.",
-        show_default=False,
-    ),
+    str | None, file_option("Also write the result as JSON; - prints only JSON.", "--json")
 ]
 CalibrationOption = Annotated[
     str | None,
@@ -93,8 +77,7 @@ CalibrationOption = Annotated[
         metavar="FILE",
         help=(
             "Typical inputs, with samples along the first dimension: a .npy file, or .safetensors"
-            " with one tensor for each input: by the names of the inputs, or else in the order of"
-            " the names."
+            " with one tensor for each input, by the inputs' names or in alphabetical order."
         ),
         show_default="the example inputs",
     ),

@@ -7,14 +7,14 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from ..errors import CaptureError
+from ..files.writing import STDOUT, write_text
 from .errors import debugging
 
 if TYPE_CHECKING:
@@ -40,9 +40,12 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):
-            yield lambda stage, share=None: status.update(
-                stage_line(f"{stage} {escape(target)}", share)
-            )
+
+            def show(stage: str, share: float | None = None) -> None:
+                done = "" if share is None else f"{share:4.0%} "
+                status.update(f"{done}{stage} {escape(target)}")
+
+            yield show
     except SystemExit as error:
         raise CaptureError(
             f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of"
@@ -66,15 +69,6 @@ def loading(
         yield loaded
 
 
-def stage_line(text: str, share: float | None) -> RenderableType:
-    """The line for a stage: its name, after a bar if the share that is done is known."""
-    if share is None:
-        return text
-    line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
-    return line
-
-
 def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> None:
     """Print text without breaking it into lines; on standard error ``aside`` of a result."""
     console = Console(stderr=aside)
@@ -85,14 +79,15 @@ def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> No
 
 
 def deliver(
-    facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False
+    facts: Mapping[str, Any], json: str | None, shown: RenderableType, output: str | None = None
 ) -> None:
-    """Write facts as JSON if asked, and show them unless JSON goes to standard output."""
-    from json import dumps
-
-    from ..files.writing import STDOUT, write_text
+    """Write facts as JSON if asked, and show them, and what was written, unless JSON goes to
+    standard output.
+    """
     from ..shown import plain
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)
     if json != STDOUT:
-        tell(shown, aside)
+        tell(shown, output == STDOUT)
+        if output is not None:
+            tell(f"Wrote {output}", output == STDOUT)

@@ -11,6 +11,8 @@ import typer
 
 import pathspace as ps
 
+from ..errors import InputError
+from ..files.writing import STDOUT
 from .checkpoints import Destination, Target, rewriting, three_arguments
 from .options import (
     InputOption,
@@ -18,13 +20,11 @@ from .options import (
     SeedOption,
     TargetArgument,
     TrainOption,
-    weights_argument,
+    argument,
 )
 from .progress import deliver, loading, tell
 
-# tools that rotate a model by a recipe
 RecipeFormat = StrEnum("RecipeFormat", {"llm_compressor": "llm-compressor"})
-# how elements of groups are chosen
 Matrices = StrEnum("Matrices", ["hadamard", "random"])
 
 
@@ -51,24 +51,16 @@ def rotate(
     target: Target,
     source: Annotated[
         str | None,
-        weights_argument("[SOURCE]", "A safetensors file, or a folder with one or several."),
+        argument("[SOURCE]", "A safetensors file, or a folder with one or several."),
     ] = None,
     destination: Destination = None,
     by: Annotated[
         Matrices,
-        typer.Option(
-            help=(
-                "Hadamard matrices with random signs where any orthogonal matrix is allowed, or a"
-                " random element of the group of every space."
-            )
-        ),
+        typer.Option(help="Hadamard matrices with random signs, or random elements of all groups."),
     ] = Matrices.hadamard,
     form: Annotated[
         RecipeFormat | None,
-        typer.Option(
-            "--format",
-            help=("Print the rotations as a recipe for this tool; only TARGET is read."),
-        ),
+        typer.Option("--format", help="Print a recipe for this tool; only TARGET is read."),
     ] = None,
     inputs: InputOption = None,
     seed: SeedOption = 0,
@@ -82,8 +74,6 @@ def rotate(
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a
     run that was broken off.
     """
-    from ..errors import InputError
-
     if form is not None and source is None:
         with loading(target, inputs, "Reading the spaces of", seed=seed) as loaded:
             recipe = ps.rotation_recipe(loaded.model, loaded.call(ps.spaces), form.value)
@@ -99,7 +89,7 @@ def rotate(
     with rewriting("rotate", target, source, destination, inputs, seed) as (loaded, place):
         found = loaded.call(ps.spaces)
         ps.rotate_files(found, by.value, source, place, seed)
-    tell(f"Rotated {len(found.free):,} spaces. Wrote {destination}", destination == "-")
+    tell(f"Rotated {len(found.free):,} spaces. Wrote {destination}", destination == STDOUT)
 
 
 COMMANDS = (spaces, rotate)

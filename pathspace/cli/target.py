@@ -194,16 +194,14 @@ def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
         made = found()
     except (Exception, SystemExit) as error:
         raise _user_error(f"The target '{spec}' failed when it was called", error) from error
-    if isinstance(made, nn.Module):
-        return made, None
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+    model, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
         raise InputError(
             f"The target '{spec}' returned {_kind(made)}: return a torch.nn.Module or (model,"
             " example inputs)."
         )
-    model, example = made
     by_name = isinstance(example, dict) and all(isinstance(key, str) for key in example)
-    if not by_name and not isinstance(example, torch.Tensor | tuple | list):
+    if not by_name and not isinstance(example, torch.Tensor | tuple | list | None):
         raise InputError(
             f"The target '{spec}' returned {_kind(example)} as example inputs: return a tensor, a"
             " tuple or list of positional inputs, or a dict of keyword inputs by name."

@@ -22,7 +22,7 @@ from ..models.isolation import values_kept
 from ..models.modes import precision, without_eps
 from ..models.nested import mapped
 from ..models.refusals import check_runs
-from ..models.running import LARGE, ForwardRun, cast, run_forward
+from ..models.running import LARGE, ForwardRun, cast, rounding_decides, run_forward
 from ..models.stand_in import stand_in
 from ..models.walk import holders, tensors_of
 from ..reduction import ReductionGraph
@@ -79,11 +79,6 @@ def in_double(model: nn.Module) -> nn.Module:
 def largest_power(graph: Structure) -> float:
     """The largest power of scales that a weight meets: 1 without products."""
     return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
-
-
-def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
-    """``tolerance``, or more where powers of scales multiply their rounding errors."""
-    return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
 
 
 def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
@@ -161,15 +156,21 @@ class Workbench:
         """Whether a run without ``eps``, which ``layers`` normalisations have, is another run."""
         return bool(layers or self.graph.folded_eps or self.graph.has_cuts)
 
-    def resolution(self, before: ForwardRun, any_factor: bool = False) -> torch.dtype:
-        """The type to whose precision a rescaling can be seen: the model's, or a coarser one of its
-        steps, which round sums and other factors than powers of two (``any_factor``).
+    def resolution(self, before: ForwardRun, any_factor: bool = False) -> tuple[torch.dtype, float]:
+        """The type to whose precision a rescaling can be seen, and the largest change that counts
+        as rounding: the model's, or a coarser one of its steps, which round sums and other factors
+        than powers of two (``any_factor``). Powers of scales multiply rounding errors.
         """
         coarser = before.types if self.graph.shifts or any_factor else ()
-        result: torch.dtype = max(
-            {precision(self.model), *coarser}, key=lambda dtype: torch.finfo(dtype).eps
-        )
-        return result
+        types = [precision(self.model), *coarser]
+        dtype = max(types, key=lambda each: TOLERANCE.get(each, 1e-3))
+        rounding = 16 * largest_power(self.graph) * torch.finfo(dtype).eps
+        return dtype, max(TOLERANCE.get(dtype, 1e-3), rounding)
+
+    def rounding_decides(self, before: ForwardRun, tolerance: float) -> bool:
+        """Whether other last digits of the weights change as much."""
+        own = (self.model, *self.inputs, self.seed)
+        return not self.large and rounding_decides(*own, before, tolerance)
 
 
 def redrawn(
@@ -183,22 +184,20 @@ def redrawn(
     parameters = dict(model.named_parameters())
     result = {}
     for name, tensor in (*parameters.items(), *model.named_buffers()):
-        kind = name.rpartition(".")[2]
-        if name not in parameters and kind not in ("running_mean", "running_var"):
-            continue
+        kind = "" if name in parameters else name.rpartition(".")[2]
         real = tensor.is_floating_point() or tensor.is_complex()
-        if not real or not tensor.numel() or tensor.layout != torch.strided:
+        whole = real and tensor.numel() and tensor.layout == torch.strided
+        if not whole or kind not in ("", "running_mean", "running_var"):
             continue
         noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
         spread = float(tensor.detach().abs().double().square().mean().sqrt()) or 0.1
-        if unit and name in parameters:
+        if unit and not kind:
             result[name] = noise / (tensor[0].numel() if tensor.dim() > 1 else 1) ** 0.5
-        elif gentle or (kind == "running_var" and name not in parameters):
+        elif gentle or kind == "running_var":
             fresh = tensor * (0.5 * noise).exp()
             result[name] = torch.where(tensor == 0, 0.1 * spread * noise.abs(), fresh)
         else:
-            mean = kind == "running_mean" and name not in parameters
-            result[name] = tensor + (0.3 if mean else 0.5 * spread) * noise
+            result[name] = tensor + (0.3 if kind else 0.5 * spread) * noise
     return {name: value.detach() for name, value in result.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any
@@ -62,7 +62,7 @@ class Claim(Shown):
     paths: int | None = None
     rank: int | None = None
     dimension: int | None = None
-    counterexample: dict[str, Any] | None = field(default=None)
+    counterexample: dict[str, Any] | None = None
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""
@@ -122,15 +122,14 @@ def printed_skeleton(skeleton: Skeleton) -> Claim:
     if isinstance(found, str):
         return result(None, f"says nothing about this network: {found}")
     alone, total, recurrent = found
+    basis, more = total == graph.dimension, total - graph.dimension
+    verdict = "a basis" if basis else f"{more:,} too many, which depend on the others"
     words = (
         f"the rule selects {total:,} paths ({alone:,} of them on the skeleton alone) of rank"
-        f" {graph.dimension:,}"
+        f" {graph.dimension:,} = m - H: {verdict}"
     )
-    if total == graph.dimension:
-        return result(True, f"{words} = m - H: a basis", paths=total, rank=graph.dimension)
-    words += f" = m - H: {total - graph.dimension:,} too many, which depend on the others"
-    example = COUNTEREXAMPLES[recurrent]
-    return result(False, words, paths=total, rank=graph.dimension, counterexample=example)
+    example = None if basis else COUNTEREXAMPLES[recurrent]
+    return result(basis, words, paths=total, rank=graph.dimension, counterexample=example)
 
 
 def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
@@ -159,7 +158,8 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
     chosen = list(zip(tails[number].tolist(), heads[number].tolist(), strict=True))
     if any(u and v and component[u] == component[v] for u, v in chosen):
         return "its skeleton runs in a circle (a residual stream), and the rule speaks of layers"
-    before, after = _ways(chosen, graph.num_units)
+    before = _ways(chosen, graph.num_units)
+    after = _ways([(v, u) for u, v in chosen], graph.num_units)
     alone = int(sum(after[v] for u, v in chosen if u == 0))
     total = alone + int((before[tails] * after[heads]).sum())
     total -= sum(before[u] * after[v] for u, v in chosen)
@@ -167,21 +167,14 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
     return alone, total, bool(recurrent.any())
 
 
-def _ways(edges: list[tuple[int, int]], units: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of walks root -> v and v -> root on the skeleton, which has no circle."""
+def _ways(edges: list[tuple[int, int]], units: int) -> np.ndarray:
+    """Numbers of walks from the root to every unit on the skeleton, which has no circle."""
     entering: dict[int, list[int]] = {unit: [] for unit in range(1, units + 1)}
-    before, after = (np.array([0] * (units + 1), dtype=object) for _ in range(2))
     for u, v in edges:
         if v:
             entering[v].append(u)
-        else:
-            after[u] += 1
-    before[0] = 1
-    order = [unit for unit in TopologicalSorter(entering).static_order() if unit]
-    for v in order:
-        before[v] = sum(before[u] for u in entering[v])
-    for v in reversed(order):
-        for u in entering[v]:
-            after[u] += after[v]
-    after[0] = 1
-    return before, after
+    ways = np.array([1] + [0] * units, dtype=object)
+    for v in TopologicalSorter(entering).static_order():
+        if v:
+            ways[v] = sum(ways[u] for u in entering[v])
+    return ways

@@ -149,17 +149,11 @@ def account(graph: ReductionGraph) -> Explanation:
     for name, parameter in graph.parameters.items():
         block = graph.blocks[graph.index[name]] if name in graph.index else None
         edges = block.num_edges if block is not None else 0
-        pinned = parameter.numel() if block is None and name in places else 0
-        entries.append(
-            ParameterStatus(
-                name=name,
-                shape=tuple(parameter.shape),
-                path_space=edges,
-                pinned=pinned,
-                unused=parameter.numel() - edges - pinned,
-                free_in=block is not None and bool((block.tail != 0).any()),
-                free_out=block is not None and bool((block.head != 0).any()),
-                by=places.get(name, ""),
-            )
-        )
+        by, size = places.get(name, ""), parameter.numel()
+        pinned = size if block is None and by else 0
+        ends = [] if block is None else [block.tail, block.head]
+        free_in, free_out = [bool(ids.any()) for ids in ends] or [False, False]
+        counts = edges, pinned, size - edges - pinned
+        shape = tuple(parameter.shape)
+        entries.append(ParameterStatus(name, shape, *counts, free_in, free_out, by))
     return Explanation(graph, tuple(entries))

@@ -23,18 +23,11 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.copies import safe_deepcopy
 from ..models.modes import precision
-from ..models.running import (
-    ForwardRun,
-    difference,
-    rounding_decides,
-    seen,
-    switched,
-)
+from ..models.running import ForwardRun, difference, seen, switched
 from ..rotations.rotate import rotate_
 from ..rotations.space import FeatureSpaces
 from .bench import (
     LARGEST,
-    TOLERANCE,
     Workbench,
     draw_zeros,
     holding,
@@ -42,7 +35,6 @@ from .bench import (
     other_inputs,
     powers_for,
     redrawn,
-    rounding_tolerance,
     scaled,
 )
 from .proof import space_lines
@@ -56,19 +48,21 @@ DEVIATIONS = (1.0, 3.0)
 WIDEST = 16.0
 
 
-def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int]]:
-    """Evidence for the certificate, and how many rectifiers switched of how many seen."""
-    graph, (before, drawn) = bench.graph, (bench.run(), 0)
-    dtype = bench.resolution(before)
-    tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))
+def measure_invariance(
+    bench: Workbench,
+) -> tuple[dict[str, Any], dict[str, Any], tuple[int, int]]:
+    """Evidence for the certificate, :func:`measure_levels`, and how many rectifiers switched of how
+    many seen.
+    """
+    before, drawn = bench.run(), 0
+    dtype, tolerance = bench.resolution(before)
     if not seen(before) and not bench.large:
         # a head that starts at zero hides everything behind it
         drawn = draw_zeros(bench.model, bench.seed)
         before = bench.run()
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
     constant = not silent and _ignores(bench, before)
-    largest = LARGEST.get(dtype, 1) if graph.shifts else 12
-    phi = powers_for(graph, dtype, bench.seed)
+    phi = powers_for(bench.graph, dtype, bench.seed)
 
     def rescaled(before: ForwardRun) -> tuple[float, tuple[int, int]]:
         after = bench.rescaled(phi)
@@ -77,33 +71,25 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
     as_it_stands, switches = rescaled(before)
     exact = as_it_stands
     with bench.without_eps() as layers:
-        if bench.depends_on_eps(layers):
+        eps_matters = bench.depends_on_eps(layers)
+        if eps_matters:
             exact, switches = rescaled(bench.run())
+    largest = LARGEST.get(dtype, 1) if bench.graph.shifts else 12
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     further = (
-        (
-            bench.depends_on_eps(layers),
-            f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)",
-        ),
-        (
-            drawn,
-            f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs"
-            " are 0",
-        ),
+        (eps_matters, f" (with eps = 0 in normalisations; {as_it_stands:.1e} as the model stands)"),
+        (drawn, f"; {drawn:,} weights of tensors that are all 0 were drawn, as the outputs are 0"),
         (undefined, f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so"),
-        (
-            silent,
-            "; no output is a number other than 0, so that nothing could have been seen to change",
-        ),
+        (silent, "; no output is a number other than 0: nothing could have been seen to change"),
         (constant, "; other inputs give the same outputs: the model ignores its inputs"),
     )
     words += "".join(text for said, text in further if said)
     if not len(before.outputs):
         words = "the model returns no tensor in floating point, which could change"
-    evidence = {
-        # (a model without outputs in floating point has nothing that could change)
-        "holds": exact <= tolerance if len(before.outputs) else None,
-        "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",
+    levels, kind = measure_levels(bench), str(dtype).removeprefix("torch.")
+    evidence: dict[str, Any] = {
+        "holds": None,
+        "evidence": f"{words}; tolerance {tolerance:.0e} in {kind}",
         "max_relative_violation": exact,
         "tolerance": tolerance,
         "rescaling": exact,
@@ -111,9 +97,15 @@ def measure_invariance(bench: Workbench) -> tuple[dict[str, Any], tuple[int, int
         "normalisation_layers": layers,
         "weights_drawn": drawn,
         "vacuous": silent or constant,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": kind,
     }
-    return evidence, switches
+    if len(before.outputs):
+        tried = trials(bench)
+        worst = max(exact, tried["rescaling"] or 0.0, tried["unused"] or 0.0)
+        evidence["holds"] = worst <= tolerance and levels["holds"] is not False
+        evidence["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
+        evidence |= {"max_relative_violation": worst, "trials": tried}
+    return evidence, levels, switches
 
 
 def _ignores(bench: Workbench, before: ForwardRun) -> bool:
@@ -126,22 +118,16 @@ def _ignores(bench: Workbench, before: ForwardRun) -> bool:
 
 
 def measure_levels(bench: Workbench) -> dict[str, Any]:
-    """How much the outputs of a model as it stands change when the units of
-    each level are rescaled.
+    """How much the outputs of a model as it stands change when units of each level are rescaled.
 
-    Returns:
-        ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a
-        change ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to
-        the largest output, after a rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where
-        weights meet high powers of scales); ``holds``, whether the exact level changes within
-        ``tolerance`` (``None`` where it has no units, no output could be seen to change, or
-        rounding decides the outputs).
+    ``exact`` and ``all`` are ``{"units": H, "dimension": m - H, "changes": [...]}``, where a change
+    ``{"deviation": d, "change": c}`` is the largest one, relative to the largest output, after a
+    rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where weights meet high powers of
+    scales). ``holds`` says whether the exact level changes within ``tolerance`` (``None`` where it
+    has no units, no output could be seen to change, or rounding decides the outputs).
     """
     graph, before = bench.graph, bench.run()
-    dtype = bench.resolution(before, any_factor=True)
-    # scales that are not powers of two are rounded to the coarsest type that the model computes in
-    coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
-    tolerance = rounding_tolerance(graph, dtype, coarsest)
+    dtype, tolerance = bench.resolution(before, any_factor=True)
     wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     # weights that meet a high power of a scale stay within the floats
     deviations = sorted({min(deviation, WIDEST / largest_power(graph)) for deviation in wanted})
@@ -159,15 +145,9 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
     every = exact if graph.num_exact_units == graph.num_units else level(normal, graph.num_units)
     worst = max((entry["change"] for entry in exact["changes"]), default=0.0)
     holds = worst <= tolerance if exact["changes"] and seen(before) else None
-    rounded = (bench.model, *bench.inputs, bench.seed, before, tolerance)
-    if holds is False and not bench.large and rounding_decides(*rounded):
+    if holds is False and bench.rounding_decides(before, tolerance):
         holds = None
-    return {
-        "exact": exact,
-        "all": every,
-        "holds": holds,
-        "tolerance": tolerance,
-    }
+    return {"exact": exact, "all": every, "holds": holds, "tolerance": tolerance}
 
 
 def levels_in_words(levels: Mapping[str, Any]) -> str:
@@ -193,61 +173,55 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
 
 
 def trials(bench: Workbench) -> dict[str, Any]:
-    """Rescale redrawn models at inputs of several magnitudes, and redraw
-    scalars that count as unused.
-
-    Returns:
-        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without
-        such a trial), and ``tried``, the number of trials whose outputs are finite and not all 0.
+    """Rescale redrawn models at inputs of several magnitudes, and redraw scalars that count as
+    unused: the largest relative changes of the outputs (``None`` without such a trial), and how
+    many trials were ``tried`` whose outputs are finite and not all 0.
     """
-    result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
-    if bench.large:
-        return result
-    args, kwargs = bench.inputs
+    gaps: dict[str, list[float]] = {"rescaling": [], "unused": []}
+    tried, (args, kwargs) = 0, bench.inputs
     with bench.without_eps():
-        for number, size in enumerate(SIZES):
+        for number, size in enumerate(() if bench.large else SIZES):
+            seed = bench.seed + number
             here = replace(bench, inputs=(scaled(args, size), scaled(dict(kwargs), size)))
             for gentle in (False, True):
-                with holding(bench.model, redrawn(bench.model, bench.seed + number, gentle)):
+                with holding(bench.model, redrawn(bench.model, seed, gentle)):
                     before = _run(here)
-                    fine = before is not None and bool(before.outputs.isfinite().any())
-                    if before is not None and fine:
-                        _try(here, before, number, result)
-                if fine:
+                    if before is None or not bool(before.outputs.isfinite().any()):
+                        continue
+                    tried += seen(before)
+                    if bench.graph.num_units:
+                        phi = powers_for(bench.graph, precision(bench.model), seed + 1)
+                        gaps["rescaling"].append(difference(before, here.rescaled(phi)))
+                    if unused := _unused(here, seed):
+                        with holding(bench.model, unused):
+                            gaps["unused"].append(difference(before, here.run()))
                     break
-    return result
+    worst = {kind: max(found, default=None) for kind, found in gaps.items()}
+    return {"tried": tried, **worst, "sizes": list(SIZES)}
 
 
 def trials_in_words(found: Mapping[str, Any]) -> str:
     """The result of :func:`trials` as the end of a sentence."""
-    if found["rescaling"] is None and found["unused"] is None:
+    scales, unused = found["rescaling"], found["unused"]
+    if scales is None and unused is None:
         return ""
-    words = (
-        f"; with all weights redrawn, in {found['tried']} trials at inputs of several sizes, by "
-    )
-    words += f"{found['rescaling']:.1e}" if found["rescaling"] is not None else "nothing (no units)"
-    return words + (
-        f", by {found['unused']:.1e} when unused scalars change"
-        if found["unused"] is not None
-        else ""
+    parts = ["nothing (no units)" if scales is None else f"{scales:.1e}"]
+    parts += [] if unused is None else [f"by {unused:.1e} when unused scalars change"]
+    return (
+        f"; with all weights redrawn, in {found['tried']} trials at inputs of several sizes, by"
+        f" {', '.join(parts)}"
     )
 
 
 def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
-    """How much a random element of the group of each space changes the outputs of a copy.
+    """How much a random element of the group of each space changes the outputs of a copy, relative
+    to the largest output (``None`` if nothing was measured), beside the lines of all spaces.
 
     It acts on the model as it stands and, unless that is too large, on one with all weights
     redrawn: gains of 1, biases of 0 and small weights hide what a change of basis forgets.
-
-    Returns:
-        :func:`pathspace.evidence.proof.space_lines`, each free space with ``change``, the largest
-        one relative to the largest output (``None`` if nothing was measured); ``holds``, whether
-        all are within ``tolerance``, and ``evidence``.
     """
     lines, whole = space_lines(found), bench.run()
-    types = (bench.resolution(whole, any_factor=True), *whole.types)
-    dtype = max(types, key=lambda each: TOLERANCE.get(each, 1e-3))
-    tolerance = TOLERANCE.get(dtype, 1e-3)
+    dtype, tolerance = bench.resolution(whole, any_factor=True)
     changes: dict[str, float] = {}
     points = [{}] if bench.large else [{}, redrawn(bench.model, bench.seed, unit=True)]
     for numbers in points:
@@ -286,27 +260,8 @@ def _rotated(
     except InputError:
         return None
     gap = difference(before, replace(bench, model=turned).run())
-    if gap <= tolerance or bench.large:
-        return gap
-    rounded = (bench.model, *bench.inputs, bench.seed, before, tolerance)
-    return None if rounding_decides(*rounded) else gap
-
-
-def _try(bench: Workbench, before: ForwardRun, number: int, result: dict[str, Any]) -> None:
-    result["tried"] += bool(seen(before))
-
-    def note(kind: str, after: ForwardRun) -> None:
-        gap = difference(before, after)
-        result[kind] = gap if result[kind] is None else max(result[kind], gap)
-
-    # (with the same random numbers as before)
-    if bench.graph.num_units:
-        phi = powers_for(bench.graph, precision(bench.model), bench.seed + number + 1)
-        note("rescaling", bench.rescaled(phi))
-    unused = _unused(bench, number)
-    if unused:
-        with holding(bench.model, unused):
-            note("unused", bench.run())
+    undecided = gap > tolerance and bench.rounding_decides(before, tolerance)
+    return None if undecided else gap
 
 
 def _run(bench: Workbench) -> ForwardRun | None:
@@ -317,13 +272,13 @@ def _run(bench: Workbench) -> ForwardRun | None:
         return None
 
 
-def _unused(bench: Workbench, number: int) -> dict[str, Tensor]:
+def _unused(bench: Workbench, seed: int) -> dict[str, Tensor]:
     """Parameters with unused scalars, in which these are redrawn."""
     masks = {block.name: block.unused for block in bench.graph.blocks if block.unused is not None}
     masks |= dict.fromkeys(bench.graph.unused, torch.ones((), dtype=torch.bool))
     held = dict(bench.model.named_parameters(remove_duplicate=False))
     return {
         name: torch.where(masks[name].to(value.device), value, held[name].detach())
-        for name, value in redrawn(bench.model, bench.seed + number).items()
+        for name, value in redrawn(bench.model, seed).items()
         if name in masks
     }

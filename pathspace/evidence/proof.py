@@ -63,7 +63,7 @@ def proof(
     graph = skeleton.graph
     if spaces is not None:
         spaces.expect_own("proof", graph.parameters)
-    forms = graph.forms.tocsr()
+    forms, listed = graph.forms.tocsr(), {*graph.index, *graph.unused}
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -97,11 +97,7 @@ def proof(
             }
             for statistic in graph.statistics
         ],
-        "pinned": [
-            name
-            for name in graph.parameters
-            if name not in graph.index and name not in graph.unused
-        ],
+        "pinned": [name for name in graph.parameters if name not in listed],
         "unused": list(graph.unused),
         "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
         "shared_edges": len(skeleton.shared),
@@ -116,18 +112,14 @@ def proof(
 def document_digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document without its digest, which detects accidental changes."""
     body = {key: value for key, value in document.items() if key != "digest"}
-    return hashlib.sha256(
-        json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def space_lines(found: FeatureSpaces) -> dict[str, Any]:
-    """All spaces as plain numbers, for certificates and proofs.
-
-    Returns:
-        ``dimension``, ``ties`` (names that need a tensor of their own), ``free`` (each with its
-        group, and the positions along dimensions of parameters on which ``A`` or ``A^-T`` acts
-        after gains moved there), and ``rigid`` (with reasons).
+    """All spaces as plain numbers, for certificates and proofs: ``dimension``, ``ties`` (names that
+    need a tensor of their own), ``free`` (each with its group, and the positions along dimensions
+    of parameters on which ``A`` or ``A^-T`` acts after gains moved there), ``rigid`` (and why).
     """
     return {
         "dimension": found.dimension,
@@ -209,11 +201,5 @@ def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
 
 def _tree(tree: SpanningTree) -> dict[str, Any]:
     order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
-    return {
-        key: _numbers(of)
-        for key, of in (
-            ("order", order),
-            ("tensor", tree.block[order]),
-            ("index", tree.index[order]),
-        )
-    }
+    parts = {"order": order, "tensor": tree.block[order], "index": tree.index[order]}
+    return {key: _numbers(part) for key, part in parts.items()}

@@ -25,7 +25,7 @@ from ..models.nested import real_leaves
 from ..models.refusals import no_derivative
 from ..models.running import computing_in, evaluate
 from ..models.walk import tensors_of
-from .bench import Workbench, other_inputs, scaled
+from .bench import Workbench, other_inputs, redrawn, scaled
 
 # products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
@@ -144,7 +144,6 @@ class Sampler:
         self.generator = torch.Generator().manual_seed(bench.seed)
         held = tensors_of(model)
         self.weights = {tensor.name: held[tensor.name].detach() for tensor in scales.tensors}
-        self.positive = {s.var for s in bench.graph.statistics if s.var is not None}
         self.alive = np.zeros(scales.matrix.shape[0], bool)
         self.runs = self.taken = self.wrong = 0
         self.problem = ""
@@ -201,9 +200,7 @@ class Sampler:
     def _outputs(self) -> tuple[dict[str, Tensor], Tensor | None]:
         """Run at the model's own weights twice, then at others: weights as leaves, and outputs."""
         model, given, seed = self.bench.model, self.bench.inputs, self.bench.seed + self.runs
-        weights = {
-            name: self._weight(name, own).requires_grad_() for name, own in self.weights.items()
-        }
+        weights = self._drawn()
         self.runs += 1
         buffers = dict(model.named_buffers(remove_duplicate=False))
         tensors = {name: buffer.detach() for name, buffer in buffers.items()} | weights
@@ -231,21 +228,17 @@ class Sampler:
         joined = torch.cat([leaf.double() for leaf in found])
         return weights, joined[torch.isfinite(joined)]
 
-    def _weight(self, name: str, weight: Tensor) -> Tensor:
+    def _drawn(self) -> dict[str, Tensor]:
         """The model's own weights twice, then near ones, new ones, and mostly positive ones."""
-        kind = self.runs % 3
-        if self.runs < 2 and bool(weight.any()):
-            return weight.clone()
-        noise = torch.randn(weight.shape, generator=self.generator, dtype=weight.dtype)
-        if name in self.positive:
-            return weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
-        spread = float(weight.abs().square().mean().sqrt())
-        if kind == 1 and weight.dim() > 1:
-            # with very small weights, nonlinear functions are almost linear
-            spread = max(spread, (weight[0].numel() or 1) ** -0.5)
-        noise = (spread or 0.1) * noise
-        if kind == 2 and weight.dim() > 1 and not weight.is_complex():
-            # with mostly positive weights, several ReLUs in sequence pass a signal
-            flipped = torch.rand(noise.shape, generator=self.generator) < 0.2
-            noise = torch.where(flipped, noise, noise.abs())
-        return 0.7 * weight + 0.5 * noise if kind == 0 else noise
+        found, kind = {}, self.runs % 3
+        fresh = redrawn(self.bench.model, self.bench.seed + self.runs, unit=kind > 0)
+        for name, own in self.weights.items():
+            value = fresh.get(name, own)
+            if self.runs < 2 and bool(own.any()):
+                value = own
+            elif kind == 2 and own.dim() > 1 and not own.is_complex():
+                # with mostly positive weights, several ReLUs in sequence pass a signal
+                flipped = torch.rand(own.shape, generator=self.generator) < 0.2
+                value = torch.where(flipped, value, value.abs())
+            found[name] = value.clone().requires_grad_()
+        return found

@@ -126,24 +126,21 @@ def _equation(model: nn.Module, found: FeatureSpaces, inputs: Inputs, seed: int)
     generator = torch.Generator().manual_seed(seed)
     total = joined @ torch.randn(len(joined), generator=generator, dtype=joined.dtype)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    gradients = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
     by_name = dict(zip(parameters, gradients, strict=True))
     return torch.cat([_of_space(space, parameters, by_name).reshape(-1) for space in found])
 
 
 def _of_space(
-    space: Space, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+    space: Space, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> Tensor:
     count = space.count * space.size
     result = torch.zeros(count, count, dtype=torch.float64)
     for part in space.slices:
-        gradient = gradients[part.parameter]
-        if gradient is None:
-            continue
         at = part.positions.reshape(-1)
         moved, own = (
             tensor.detach().movedim(part.dim, 0)[at].reshape(count, -1).double()
-            for tensor in (gradient, parameters[part.parameter])
+            for tensor in (gradients[part.parameter], parameters[part.parameter])
         )
         product = moved @ own.T
         result += -product.T if part.dual else product

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, triu
 from torch import Tensor
 
 from ..errors import UnsupportedError
@@ -17,11 +17,10 @@ from ..graph.spanning_tree import SpanningTree, changes
 from ..graph.structure import Structure
 from ..inference.unrolled import Unrolled, unroll
 from ..inference.values import shape_of
-from ..models.running import difference, rounding_decides, switched
+from ..models.running import difference, switched
 from ..paths.basis import BasisPaths
 from ..paths.counting_vectors import modular_rank, whole_product
 from ..paths.symbolic import MOST_WEIGHTS, symbolic
-from ..paths.two_trees import TwoTrees
 from .bench import Workbench, holding
 
 MATRIX_WEIGHTS = 2_500
@@ -37,10 +36,9 @@ def enumerable(graph: Structure) -> Unrolled | None:
     """The unrolled network; ``None`` if it is too large, or has quotients (no paths)."""
     if graph.num_weights > MATRIX_WEIGHTS:
         return None
-    for node in graph.captured.graph.graph.nodes:
-        shown = node.meta.get("val")
-        if isinstance(shown, Tensor) and prod(shape_of(shown)) > ELEMENTS:
-            return None
+    shown = (node.meta.get("val") for node in graph.captured.graph.graph.nodes)
+    if any(isinstance(value, Tensor) and prod(shape_of(value)) > ELEMENTS for value in shown):
+        return None
     try:
         network = unroll(graph)
     except UnsupportedError:
@@ -51,28 +49,35 @@ def enumerable(graph: Structure) -> Unrolled | None:
 
 def tree_problem(graph: Structure, tree: SpanningTree) -> str | None:
     """Why an edge of a tree does not connect its unit to units reached before."""
-    reached = np.zeros(graph.num_units + 1, bool)
-    reached[0] = True
+    order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
+    if missing := graph.num_units - len(np.unique(order)):
+        return f"{missing} units are not reached"
     ends = np.zeros((2, graph.num_units + 1), np.int64)
     for i, units in tree.by_block():
         ends[:, units] = graph.blocks[i].ends_at(tree.index[units])
-    for units in tree.rounds:
-        # an edge must move by the unit with coefficient +-1, and else by reached units
-        change = changes(graph, *ends[:, units])
-        own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
-        others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
-        if (np.abs(own) != 1).any() or others.any():
-            return f"the edge of unit {int(units[0])} does not connect it to units reached before"
-        reached[units] = True
-    return None if reached.all() else f"{int((~reached).sum())} units are not reached"
+    # an edge must move by its own unit with coefficient +-1, and else by units before it
+    change = changes(graph, *ends[:, order])[:, order]
+    others = np.diff(csr_array(triu(change, 1)).indptr)
+    wrong = order[(np.abs(change.diagonal()) != 1) | (others > 0)]
+    told = "does not connect it to units reached before"
+    return f"the edge of unit {wrong[0]} {told}" if len(wrong) else None
+
+
+def small_matrix(basis: BasisPaths) -> csr_array | None:
+    """The counting matrix, or ``None`` if it is too large or an entry does not fit into 64 bits."""
+    if basis.graph.num_weights > MATRIX_WEIGHTS:
+        return None
+    try:
+        return basis.counting_matrix()
+    except UnsupportedError:
+        return None
 
 
 def theorem1(
-    basis: BasisPaths, network: Unrolled | None, problem: str | None
+    basis: BasisPaths, network: Unrolled | None, matrix: csr_array | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
     """Theorem 1: paths are integer combinations of basis paths; with counting vectors."""
     graph = basis.graph
-    matrix = None if network is None else _matrix(basis)
     if network is None or matrix is None:
         words = "every circulation is an integer combination, by two trees checked edge by edge"
         found = {"holds": problem is None, "evidence": problem or words}
@@ -109,16 +114,6 @@ def theorem1(
         row = int(np.argmax(np.count_nonzero(coefficients, axis=1)))
         evidence["example"] = symbolic(basis.skeleton).equation(vectors[row])
     return evidence, vectors
-
-
-def _matrix(basis: BasisPaths) -> csr_array | None:
-    """The counting matrix, or ``None`` if it is too large or an entry does not fit into 64 bits."""
-    if basis.graph.num_weights > MATRIX_WEIGHTS:
-        return None
-    try:
-        return basis.counting_matrix()
-    except UnsupportedError:
-        return None
 
 
 def theorem2(
@@ -164,7 +159,7 @@ def theorem2(
                 "the activations of the network rebuilt with leaving weights of size 1 exceed the"
                 " range of floating point"
             )
-        tolerance = 1e-6 if bench.resolution(before) == torch.float64 else 1e-2
+        tolerance = 1e-6 if bench.resolution(before)[0] == torch.float64 else 1e-2
         gap, (wrong, total) = difference(before, after), switched(before, after)
         words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
         if wrong and dangling:
@@ -173,7 +168,7 @@ def theorem2(
         if holds and wrong and not dangling:
             # outputs that need not read them say nothing of the others
             holds = None
-        if holds is False and rounding_decides(model, *bench.inputs, bench.seed, before, tolerance):
+        if holds is False and bench.rounding_decides(before, tolerance):
             holds = None
             words += "; so they do where weights change in their last digits only:"
             words += " rounding decides, and nothing can be said"
@@ -193,53 +188,49 @@ def _not_rebuilt(reason: str) -> dict[str, Any]:
 
 
 def theorem3(
-    basis: BasisPaths, vectors: np.ndarray | None, exhaustive: bool, cuts: bool, problem: str | None
-) -> tuple[dict[str, Any], int | None, str]:
+    basis: BasisPaths,
+    matrix: csr_array | None,
+    vectors: np.ndarray | None,
+    exhaustive: bool,
+    problem: str | None,
+) -> tuple[dict[str, Any], int | None]:
     """Theorem 3: there are exactly ``m - H`` basis paths, and they are independent.
 
     The upper bound ``rank <= m - H`` follows from the ``H`` gauge generators, which are
     independent because each changes the edge of ``T_in`` that enters its unit. The lower bound
-    follows from the triangular form of the two-tree basis, or from a rank modulo a prime if the
-    graph is small enough for a matrix.
+    follows from the triangular form of the two-tree basis, or from a rank modulo a prime, which is
+    returned, if the graph is small enough for a matrix.
     """
     graph = basis.graph
     count, wanted = len(basis), graph.dimension
     if problem is not None:
-        return {"holds": False, "evidence": problem}, None, "certificate"
-    formed = _matrix(basis)
-    if formed is None:
-        triangular = _triangular(basis.skeleton)
+        return {"holds": False, "evidence": problem}, None
+    if matrix is None:
+        # outside ``T_out`` one unshared edge enters each chain (products of scales, whose ids are
+        # beyond those of the units, have none)
+        skeleton = basis.skeleton
+        units = np.setdiff1d(np.arange(1, graph.num_units + 1), skeleton.shared)
+        entered = np.unique(skeleton.chain[units])
+        triangular = len(entered) == len(units) == skeleton.num_chains and bool(entered.all())
         words = f"{graph.num_units:,} independent gauge generators bound the rank from above, "
         words += f"{count:,} triangular basis paths from below"
-        found = {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"}
-        return found, None, "certificate"
-    rank = modular_rank(formed)
+        return {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"}, None
+    rank, of = modular_rank(matrix), "rank of the basis paths"
     holds = rank == count == wanted
     words = f"{count:,} basis paths of rank {rank:,}"
     words += " = m - H" if holds else f", m - H = {wanted:,}"
-    matrix = "rank of the basis paths"
-    if vectors is not None and not cuts and len(vectors):
+    every = 0
+    if vectors is not None and not graph.has_cuts:
         every = modular_rank(vectors)
-        if exhaustive or every == wanted:
-            words += f"; {len(vectors):,} paths of the network have rank {every:,}"
-            idle = int((~vectors.any(0)).sum())
-            if exhaustive and idle:
-                # the outputs read only a part of what these weights lead to, for
-                # instance one token of several
-                words += (
-                    f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the"
-                    " model computes values from these and drops them"
-                )
-            holds = holds and every == wanted
-            rank, matrix = every, "rank of paths of the network"
-    return {"holds": holds, "evidence": words, "matrix": matrix}, rank, "exact"
-
-
-def _triangular(skeleton: TwoTrees) -> bool:
-    """Whether the basis is triangular outside ``T_out``: one unshared edge enters each chain."""
-    # ids beyond the units are products of scales, which have no chain
-    units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
-    entered = skeleton.chain[units]
-    return (
-        len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
-    )
+    if vectors is not None and every and (exhaustive or every == wanted):
+        words += f"; {len(vectors):,} paths of the network have rank {every:,}"
+        idle = int((~vectors.any(0)).sum())
+        if exhaustive and idle:
+            # the outputs read only a part of what these weights lead to, for instance one token of
+            # several
+            words += (
+                f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the model"
+                " computes values from these and drops them"
+            )
+        holds, rank, of = holds and every == wanted, every, "rank of paths of the network"
+    return {"holds": holds, "evidence": words, "matrix": of}, rank

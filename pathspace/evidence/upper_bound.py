@@ -109,7 +109,11 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
     try:
         if bench.large:
             raise Untested(f"it needs a copy in float64, of at most {LARGE:,} weights")
-        wide = _in_double(bench)
+        model, inputs = bench.model, bench.inputs
+        if precision(model) != torch.float64:
+            model = in_double(stand_in(model, share_tensors=False))
+            inputs = cast(inputs, torch.float64)
+        wide = replace(bench, model=model, inputs=_larger_batch(model, inputs))
         scales = family(graph, MOST_SCALES)
         if not scales.tensors:
             raise Untested("the model has no floating-point parameter")
@@ -135,15 +139,6 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
         evidence=bound.evidence + words,
         seconds=round(time.thread_time() - start, 3),
     )
-
-
-def _in_double(bench: Workbench) -> Workbench:
-    """The bench in float64, and with a larger batch where the model takes it."""
-    model, inputs = bench.model, bench.inputs
-    if precision(model) != torch.float64:
-        model = in_double(stand_in(model, share_tensors=False))
-        inputs = cast(inputs, torch.float64)
-    return replace(bench, model=model, inputs=_larger_batch(model, inputs))
 
 
 def _larger_batch(model: nn.Module, inputs: Inputs) -> Inputs:

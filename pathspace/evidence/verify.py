@@ -26,16 +26,9 @@ from ..rotations.space import FeatureSpaces
 from .bench import Workbench, bench_copy
 from .certificate import Certificate
 from .explain import account
-from .invariance import (
-    levels_in_words,
-    measure_invariance,
-    measure_levels,
-    measure_spaces,
-    trials,
-    trials_in_words,
-)
+from .invariance import measure_invariance, measure_spaces
 from .proof import space_lines
-from .theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+from .theorems import enumerable, small_matrix, theorem1, theorem2, theorem3, tree_problem
 from .upper_bound import upper_bound as bound_from_above
 
 
@@ -120,15 +113,15 @@ def verify(
         skeleton = graph.skeleton(rule=rule, seed=seed)
         basis = skeleton.basis()
         problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
-        found = (
-            _unmeasured(graph, spaces)
-            if shapes
-            else _measured(model, graph, basis, (args, kwargs), seed, upper_bound, spaces)
-        )
-        first, vectors = theorem1(basis, enumerable(graph), problem)
-        third, rank, method = theorem3(
-            basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem
-        )
+        if shapes:
+            found = _unmeasured(graph, spaces)
+        else:
+            copy, dtype = bench_copy(model, graph, (args, kwargs))
+            bench = Workbench(graph, copy, cast((args, kwargs), dtype), seed)
+            found = _measured(bench, basis, upper_bound, spaces)
+        matrix = small_matrix(basis)
+        first, vectors = theorem1(basis, enumerable(graph), matrix, problem)
+        third, rank = theorem3(basis, matrix, vectors, first["exhaustive"], problem)
         totals = account(graph).totals
     return Certificate(
         model=type(model).__name__,
@@ -137,7 +130,7 @@ def verify(
         dimension=graph.dimension,
         basis_paths=len(basis),
         rank=rank,
-        method=method,
+        method="certificate" if rank is None else "exact",
         theorem1=first,
         theorem3=third,
         parameters={"total": sum(totals.values()), **totals},
@@ -187,30 +180,10 @@ def _unmeasured(graph: ReductionGraph, spaces: FeatureSpaces | None) -> dict[str
 
 
 def _measured(
-    model: nn.Module,
-    graph: ReductionGraph,
-    basis: BasisPaths,
-    given: Any,
-    seed: int,
-    upper_bound: bool,
-    spaces: FeatureSpaces | None,
+    bench: Workbench, basis: BasisPaths, upper_bound: bool, spaces: FeatureSpaces | None
 ) -> dict[str, Any]:
     """Rescale, rebuild and redraw a copy, and compare its outputs."""
-    copy, dtype = bench_copy(model, graph, given)
-    bench = Workbench(graph, copy, (cast(given[0], dtype), cast(given[1], dtype)), seed)
-    invariance, switches = measure_invariance(bench)
-    levels = measure_levels(bench)
-    if invariance["holds"] is not None:
-        tried = trials(bench)
-        worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
-        invariance["trials"] = tried
-        invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
-        invariance["holds"] = (
-            invariance["holds"]
-            and levels["holds"] is not False
-            and worst <= invariance["tolerance"]
-        )
-        invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
+    invariance, levels, switches = measure_invariance(bench)
     found: dict[str, Any] = {
         "invariance": invariance,
         "levels": levels,

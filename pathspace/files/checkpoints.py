@@ -41,14 +41,12 @@ class Checkpoint:
     Attributes:
         path: the file or folder.
         files: the files, in order.
-        index: text of the index, for a checkpoint in several files.
-        index_name: the name of its file.
+        index: the file of the index, for a checkpoint in several files.
     """
 
     path: Path
     files: tuple[TensorFile, ...]
-    index: str | None = None
-    index_name: str = INDEX
+    index: Path | None = None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -59,12 +57,10 @@ class Checkpoint:
             path = path.parent
         if not path.is_dir():
             return cls(path, (TensorFile.open(path),))
-        indices = [path / INDEX] if (path / INDEX).exists() else _indices(path)
-        if indices:
-            index = indices[0]
+        index = next((one for one in (path / INDEX, *_indices(path)) if one.exists()), None)
+        if index is not None:
             try:
-                text = index.read_text(encoding="utf-8")
-                names = sorted(set(json.loads(text)["weight_map"].values()))
+                names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
                 outside = [name for name in names if Path(name).name != name]
                 if outside:
                     raise ValueError(f"{outside[0]!r} is outside of its folder")
@@ -72,8 +68,7 @@ class Checkpoint:
                 raise InputError(
                     f"The index '{index}' cannot be read ({error}); give a whole checkpoint."
                 ) from error
-            files = tuple(TensorFile.open(path / name) for name in names)
-            return cls(path, files, text, index.name)
+            return cls(path, tuple(TensorFile.open(path / name) for name in names), index)
         single = [path / SINGLE] if (path / SINGLE).exists() else sorted(path.glob("*.safetensors"))
         if len(single) != 1:
             raise InputError(
@@ -87,15 +82,8 @@ class Checkpoint:
         return {name: file for file in self.files for name in file.entries}
 
     def named(self, names: Mapping[str, Iterable[str]], who: str) -> dict[str, list[str]]:
-        """For every tensor of a model, where it is: under any of its names, wrappers left out.
-
-        Args:
-            names: name -> all its names.
-            who: whose sentence it is.
-
-        Returns:
-            Name -> names in the checkpoint (several, where a shared tensor
-            was stored several times).
+        """For every tensor of a model (name -> all its names), its names in the checkpoint without
+        those of wrappers: several where a shared tensor was stored several times. ``who`` asks.
         """
         held: dict[str, list[str]] = {}
         for name in self.places():
@@ -120,17 +108,13 @@ class Checkpoint:
         job: str,
         added: Mapping[str, str] | None = None,
     ) -> None:
-        """Write the checkpoint again, some of its tensors changed piece by piece.
+        """Write the checkpoint again, some of its tensors changed piece by piece (``changes``: by
+        name, what becomes of a slice), and with new ones (``added``: name -> the one that it is
+        made of); ``job`` tells this change from any other.
 
         Files are written aside and renamed, in the place of a link too; a run that was broken off
         goes on after the last whole file. The index is written last, so that nobody reads half of a
         checkpoint.
-
-        Args:
-            destination: a file for a file, a folder for a folder.
-            changes: tensor name -> what becomes of a slice of it.
-            job: what tells this change from any other.
-            added: name of a new tensor -> the one in the checkpoint that it is made of.
         """
         added = added or {}
         destination = Path(destination)
@@ -168,16 +152,16 @@ class Checkpoint:
                     target.unlink()
                 shutil.copy2(beside, target)
         if self.index is not None:
-            with replacing(destination / self.index_name, alone=True) as temporary:
-                temporary.write_text(self._index_with(added), encoding="utf-8")
+            with replacing(destination / self.index.name, alone=True) as temporary:
+                temporary.write_text(self._index_with(self.index, added), encoding="utf-8")
         journal.unlink(missing_ok=True)
 
-    def _index_with(self, added: Mapping[str, str]) -> str:
+    def _index_with(self, file: Path, added: Mapping[str, str]) -> str:
         """The text of the index, with new tensors in it."""
-        assert self.index is not None
+        text, places = file.read_text(encoding="utf-8"), self.places()
         if not added:
-            return self.index
-        index, places = json.loads(self.index), self.places()
+            return text
+        index = json.loads(text)
         for name, source in added.items():
             index["weight_map"][name] = index["weight_map"][source]
             if "total_size" in index.get("metadata", {}):

@@ -45,13 +45,9 @@ def as_saved(
 ) -> dict[str, tuple[str, tuple[Tensor, ...], tuple[int, ...]]]:
     """What lies where each saved tensor lies.
 
-    Args:
-        found: the conversions.
-        tensors: name in the model -> numbers for each entry of the parameter, in its shape.
-
-    Returns:
-        Name on disk -> the name in the model, its part of the numbers (dimensions along which
-        they repeat have size 1), and its shape.
+    ``tensors`` has, by name in the model, numbers for each entry of the parameter, in its shape.
+    The result has, by name on disk, the name in the model, its part of the numbers (dimensions
+    along which they repeat have size 1), and its shape.
     """
     from transformers import core_model_loading
 

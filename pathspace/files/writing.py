@@ -116,12 +116,9 @@ def replacing(path: str | os.PathLike[str], alone: bool = False) -> Iterator[Pat
     Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body
     raises, the sibling is removed. The sibling keeps the suffix of ``path``, a link is followed,
     and an existing file's permissions are kept. The body should do nothing but write: an
-    ``OSError`` raised in it is reported as a failure to write ``path``.
-
-    Args:
-        path: the file to create or replace.
-        alone: nobody else writes this file: a link is replaced, not followed, and what killed runs
-            left beside it is removed.
+    ``OSError`` raised in it is reported as a failure to write ``path``. If nobody else writes this
+    file (``alone``), a link is replaced, not followed, and what killed runs left beside it is
+    removed.
     """
     destination = _destination(path, follow=not alone)
     temporary = _create_sibling(path, destination)
@@ -168,13 +165,8 @@ def save_picture(
 
 def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
     """The real file behind ``path``, after every check that needs no writing."""
-    if not isinstance(path, str | os.PathLike):
-        raise InputTypeError(
-            f"Expected the path of a file to write, found a {type(path).__name__}; give a path."
-        )
+    expect_path(path, "Writing a file")
     text = os.fspath(path)
-    if text.endswith(os.sep):
-        raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
     try:
         real = os.path.realpath(text if follow else os.path.dirname(text))
         destination = Path(real) if follow else Path(real, os.path.basename(text))
@@ -183,17 +175,19 @@ def _destination(path: str | os.PathLike[str], follow: bool = True) -> Path:
         mode = stat.S_IFREG
     except (OSError, ValueError) as error:
         raise _cannot_write(path, _reason(error)) from error
-    folder = destination.parent
-    if not folder.is_dir():
-        what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise _cannot_write(path, f"the folder '{folder}' {what}", "create it first")
-    if stat.S_ISDIR(mode):
-        raise _cannot_write(path, "it is a folder", "add a file name")
-    if not stat.S_ISREG(mode):
-        # Renaming over a device or a pipe would destroy it.
-        raise _cannot_write(path, "it is a device or a pipe", "choose a regular file")
-    if destination.exists() and not os.access(destination, os.W_OK):
-        raise _cannot_write(path, "the file is write-protected")
+    folder, name = destination.parent, "add a file name"
+    no_folder = "is a file, not a folder" if folder.exists() else "does not exist"
+    locked = destination.exists() and not os.access(destination, os.W_OK)
+    for wrong, reason, way_out in (
+        (text.endswith(os.sep), "a path that ends with a slash names a folder", name),
+        (not folder.is_dir(), f"the folder '{folder}' {no_folder}", "create it first"),
+        (stat.S_ISDIR(mode), "it is a folder", name),
+        # (renaming over a device or a pipe would destroy it)
+        (not stat.S_ISREG(mode), "it is a device or a pipe", "choose a regular file"),
+        (locked, "the file is write-protected", "choose another place"),
+    ):
+        if wrong:
+            raise _cannot_write(path, reason, way_out)
     return destination
 
 

@@ -25,7 +25,7 @@ from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
 from .groups import Slices, real
-from .matching import by_size, by_weights, permuted
+from .matching import by_size, by_weights, permuted, weights_of
 from .rotated_orders import orders_between_bases
 
 SAME = 1e-5
@@ -133,9 +133,13 @@ def compare(
     expect_arguments("compare", model=a, graph=graph)
     expect_arguments("compare", model=b)
     expect_numbers("compare", "a number of at least 0", tolerance=tolerance)
-    shapes = {name: tuple(parameter.shape) for name, parameter in graph.parameters.items()}
-    for model in (a, b):
-        own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
+    first, second = (
+        {name: tensor.shape for name, tensor in tensors_of(model).items()} for model in (a, b)
+    )
+    # (buffers of the second have the shapes of the first)
+    shapes = {name: shape for name, shape in first.items() if name in second}
+    shapes |= {name: parameter.shape for name, parameter in graph.parameters.items()}
+    for model, own in ((a, first), (b, second)):
         if any(own.get(name) != shape for name, shape in shapes.items()):
             raise InputError(
                 f"compare found a {type(model).__name__} with other tensors than the graph; pass"
@@ -143,8 +147,6 @@ def compare(
             )
         require_runnable("compare", tensors_of(model).items())
         check_finite(model, ())
-        # (buffers of the second have the shapes of the first)
-        shapes |= {name: shape for name, shape in own.items() if name in tensors_of(b)}
     groups, _ = channel_groups(graph.captured, a)
     slices: Slices = {group.name: group.slices for group in groups}
     if spaces is not None:
@@ -162,16 +164,19 @@ def compare(
                 moved, orders = other, found
         slices = {**slices, **inside}
     distance, differ = _distance(one, moved), _differ(one, moved, tolerance)
-    same: bool | None
-    if distance <= tolerance and not differ:
-        far = _apart((one, moved), a, graph.captured)
-        same = far is None or far <= AMPLIFIED * max(distance, ROUNDING)
-    else:
-        far = _apart((a, b), a, graph.captured) if far is None else far
-        same = False if far is not None and far > tolerance else None
+    aligned = distance <= tolerance and not differ
+    if aligned or far is None:
+        far = _apart((one, moved) if aligned else (a, b), a, graph.captured)
+    same = _verdict(aligned, distance, far, tolerance)
     unsearched = _unsearched(one, differ, slices) if same is None else ()
     before = _distance(a, b), _distance(one, two)
     return Comparison(same, distance, *before, differ, orders, far, unsearched)
+
+
+def _verdict(aligned: bool, distance: float, far: float | None, tolerance: float) -> bool | None:
+    """Whether models are the same, by whether their weights are equal and by their outputs."""
+    limit = AMPLIFIED * max(distance, ROUNDING) if aligned else tolerance
+    return (aligned or None) if far is None or far <= limit else False
 
 
 def _between_bases(
@@ -191,9 +196,7 @@ def _between_bases(
         moved = permuted(b, slices, orders)
         found = find_rotation(a, moved, spaces)
     far = _apart((a, moved), a, graph.captured)
-    limit = AMPLIFIED * max(found.distance, ROUNDING) if found.equal else tolerance
-    near = far is None or far <= limit
-    same = (found.equal or None) if near else False
+    same = _verdict(found.equal, found.distance, far, tolerance)
     differ = {} if found.equal else {found.worst: found.distance}
     return Comparison(
         same, found.distance, as_given, without.distance, differ, orders, far, (), found.elements
@@ -211,7 +214,7 @@ def _inside(
     within = {side for sides in inside.values() for side in sides}
     whole = {name: sides for name, sides in slices.items() if within & sides.keys()}
     free = {**{name: sides for name, sides in slices.items() if name not in whole}, **inside}
-    first = by_size(one, two, whole)
+    first = by_size(weights_of(one), weights_of(two), whole)
     start = permuted(two, whole, first)
     second = by_weights(one, start, free)
     return permuted(start, free, second), first | second
@@ -219,15 +222,14 @@ def _inside(
 
 def _differ(one: nn.Module, two: nn.Module, tolerance: float) -> dict[str, float]:
     """Tensor -> its distance, or the share of entries that differ, largest first."""
-    far = {
-        name: (gap / max(size, 1e-60)) ** 0.5 for name, (gap, size) in _squares(one, two).items()
-    }
-    found = {name: value for name, value in far.items() if value > tolerance}
-    every = tensors_of(two)
+    found, squares, every = {}, _squares(one, two), tensors_of(two)
     for name, tensor in tensors_of(one).items():
+        if name in squares:
+            gap, size = squares[name]
+            far = (gap / max(size, 1e-60)) ** 0.5
+            found[name] = far if far > tolerance else 0.0
         # (batch norms count the batches that they have seen)
-        counts = name in far or name.endswith("num_batches_tracked")
-        if not counts and name in every and tensor.numel():
+        elif name in every and tensor.numel() and not name.endswith("num_batches_tracked"):
             found[name] = float((tensor != every[name].to(tensor.device)).double().mean())
     return {name: found[name] for name in sorted(found, key=lambda key: -found[key]) if found[name]}
 
@@ -276,16 +278,12 @@ def _finite(out: Tensor) -> tuple[Tensor, Tensor]:
 
 def _squares(one: nn.Module, two: nn.Module) -> dict[str, tuple[float, float]]:
     """``|a - b|^2`` and ``|a|^2`` for all tensors but integers and masks."""
-    other = tensors_of(two)
-    pairs = {
-        name: (real(tensor), real(other[name]))
-        for name, tensor in tensors_of(one).items()
-        if tensor.is_floating_point() or tensor.is_complex()
-    }
-    return {
-        name: (float((a - b).square().sum()), float(a.square().sum()))
-        for name, (a, b) in pairs.items()
-    }
+    found, other = {}, tensors_of(two)
+    for name, tensor in tensors_of(one).items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            a, b = real(tensor), real(other[name])
+            found[name] = float((a - b).square().sum()), float(a.square().sum())
+    return found
 
 
 def _distance(one: nn.Module, two: nn.Module) -> float:

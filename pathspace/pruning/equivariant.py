@@ -14,12 +14,8 @@ from ..capture.captured import Captured
 from ..inference.registry import RULES, facts_of, is_own, named_arguments, operation_name
 
 # tensors of the model that an operation may read, by the name of the argument
-HELD = {
-    "weight": "parameter",
-    "bias": "parameter",
-    "running_mean": "buffer",
-    "running_var": "buffer",
-}
+HELD = {"weight": "parameter", "bias": "parameter"}
+HELD |= {"running_mean": "buffer", "running_var": "buffer"}
 POINTWISE = ("activation", "function", "sum", "product", "clip", "dropout")
 POOLING = ("maximum pooling", "average pooling")
 # (elements stay in their order)

@@ -8,11 +8,11 @@ each of them. A graph with random weights computes something else then when they
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from ..capture.captured import Captured
 from ..inference.channels import Channels, InnerChannels, NestedChannels
@@ -58,13 +58,14 @@ def channel_groups(
     written = {side for group in groups for side in group.slices}
     lost: dict[str, str] = {}
     for group in alike:
-        wide = any(where.shape[1] > 1 for where in group.slices.values())
-        if not written & group.slices.keys() and (len(group) > 1 or wide):
+        if written & group.slices.keys():
+            continue
+        if len(group) > 1:
             lost[group.name] = (
                 "its channels cannot change places: the outputs change with their order"
-                if len(group) > 1
-                else "all its positions belong to one channel"
             )
+        elif any(where.shape[1] > 1 for where in group.slices.values()):
+            lost[group.name] = "all its positions belong to one channel"
     return groups, lost
 
 
@@ -134,16 +135,17 @@ def exchangeable(
     return found
 
 
-@dataclass
 class RandomisedGraph:
     """A captured graph with random weights, drawn several times: parameters and buffers in float64
-    by name, with the outputs.
+    by name, with the outputs on a part of its inputs.
     """
 
-    captured: Captured
-    draws: Sequence[tuple[Mapping[str, Tensor], Sequence[Sequence[Tensor]]]]
-    part: Callable[[Any], Any]
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
+    def __init__(
+        self, captured: Captured, part: Callable[[Any], Any], drawn: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        self.captured, self.part = captured, part
+        self.generator = torch.Generator().manual_seed(1)
+        self.draws = [(own, [self.outputs(own, sign) for sign in SIGNS]) for own in drawn]
 
     @classmethod
     def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> RandomisedGraph | None:
@@ -157,18 +159,33 @@ class RandomisedGraph:
         for part in (corner, lambda value: value):
             try:
                 drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else 2)]
-                draws = [
-                    (tensors, [_outputs(captured, tensors, sign, part) for sign in SIGNS])
-                    for tensors in drawn
-                ]
-                first = again = draws[0][1][0]
-                if _draws_numbers(captured):
-                    again = _outputs(captured, drawn[0], 1, part, seed=1)
+                found = cls(captured, part, drawn)
+                # (operations of the graph may draw numbers)
+                first, again = found.draws[0][1][0], found.outputs(drawn[0], 1, seed=1)
             except Exception:  # (the graph does not run in float64, or on these inputs)
                 continue
             if first and distance(again, first) <= ROUNDING:
-                return cls(captured, draws, part)
+                return found
         return None
+
+    @torch.no_grad()
+    def outputs(self, tensors: Mapping[str, Tensor], sign: int, seed: int = 0) -> list[Tensor]:
+        """Outputs on the same inputs for every seed, which draws what is random in the graph, with
+        parameters of one sign; none without values.
+        """
+
+        def signed(name: str, own: Tensor) -> Tensor:
+            held = tensors.get(name, own)
+            real = name in self.captured.parameters and held.is_floating_point()
+            return -held if sign < 0 and real else held
+
+        values = graph_values(self.captured, signed, self.part)
+        if values is None:
+            return []
+        with quiet():
+            seed_torch(seed)
+            found = DoubleRun(self.captured.graph).run(*map(as_float64, values))
+        return [leaf.double() for leaf in graph_outputs(self.captured, found)]
 
     def same(self, groups: Sequence[ChannelGroup]) -> bool:
         """Whether the outputs stay when the channels of each group go round."""
@@ -182,7 +199,7 @@ class RandomisedGraph:
                 orders[str(number)][cycle] = cycle.roll(1)
             moved = ordered(tensors, slices, orders)
             for sign, before in zip(SIGNS, wanted, strict=True):
-                if distance(_outputs(self.captured, moved, sign, self.part), before) > ROUNDING:
+                if distance(self.outputs(moved, sign), before) > ROUNDING:
                     return False
         return True
 
@@ -248,39 +265,3 @@ def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]
             own = own * factor.to(own.device)
         found[name] = own
     return found
-
-
-def _draws_numbers(captured: Captured) -> bool:
-    graphs = [part.graph for part in captured.graph.modules() if isinstance(part, fx.GraphModule)]
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        or "empty" in str(node.target)
-        for graph in graphs
-        for node in graph.nodes
-    )
-
-
-@torch.no_grad()
-def _outputs(
-    captured: Captured,
-    tensors: Mapping[str, Tensor],
-    sign: int,
-    part: Callable[[Any], Any],
-    seed: int = 0,
-) -> list[Tensor]:
-    """Outputs on a part of the same inputs for every seed, which draws what is random in the graph,
-    with parameters of one sign; none without values.
-    """
-
-    def signed(name: str, own: Tensor) -> Tensor:
-        held = tensors.get(name, own)
-        real = name in captured.parameters and held.is_floating_point()
-        return -held if sign < 0 and real else held
-
-    values = graph_values(captured, signed, part)
-    if values is None:
-        return []
-    with quiet():
-        seed_torch(seed)
-        found = DoubleRun(captured.graph).run(*map(as_float64, values))
-    return [leaf.double() for leaf in graph_outputs(captured, found)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,11 +65,15 @@ def reorder(model: nn.Module, slices: Slices, orders: Orders) -> None:
     )
 
 
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters in float64, by name."""
+    return {name: real(parameter) for name, parameter in model.named_parameters()}
+
+
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
     """``(sum (a - b)^2)^(1/2)`` over all parameters."""
     pairs = zip(one.parameters(), two.parameters(), strict=True)
-    result: float = float(sum(float((real(a) - real(b)).square().sum()) for a, b in pairs)) ** 0.5
-    return result
+    return float(sum(float((real(a) - real(b)).square().sum()) for a, b in pairs) ** 0.5)
 
 
 @torch.no_grad()
@@ -83,34 +88,26 @@ def by_weights(
     If sorting channels by size already shows that the models are copies of one network, the
     ascent starts from that order.
     """
-    a = {name: real(p) for name, p in one.named_parameters()}
-    squares = [
-        sum(float(real(p).square().sum()) for p in model.parameters()) for model in (one, two)
-    ]
-    bound = (squares[0] * squares[1]) ** 0.5
-    best: tuple[float, dict[str, Tensor]] = (-float("inf"), {})
-    generator = torch.Generator().manual_seed(seed)
-    names = list(slices)
-    given = {name: real(p) for name, p in two.named_parameters()}
-    start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
-    sizes = by_size(one, two, slices)
+    a, given = weights_of(one), weights_of(two)
+    bound = (_agreement(a, a) * _agreement(given, given)) ** 0.5
+    start = {name: torch.arange(len(next(iter(sides.values())))) for name, sides in slices.items()}
+    sizes = by_size(a, given, slices)
     if _agreement(a, sorted_ := ordered(given, slices, sizes)) >= COPIES * bound:
         given, start = sorted_, sizes
+    generator, names = torch.Generator().manual_seed(seed), list(slices)
+    best, found = -math.inf, start
     for _ in range(starts):
         b, orders = dict(given), dict(start)
         for _ in range(SWEEPS):
-            gained = 0.0
-            for number in torch.randperm(len(names), generator=generator).tolist():
-                gained += _improve(a, b, slices[names[number]], orders, names[number])
-            if gained <= 1e-9:
+            visits = [names[at] for at in torch.randperm(len(names), generator=generator).tolist()]
+            if sum(_improve(a, b, slices[name], orders, name) for name in visits) <= 1e-9:
                 break
-        total = _agreement(a, b)
-        if total > best[0]:
-            best = (total, orders)
+        if (total := _agreement(a, b)) > best:
+            best, found = total, orders
         # |a| |b| is an upper bound for every order
         if total >= (1 - 1e-12) * bound:
             break
-    return best[1]
+    return found
 
 
 def _agreement(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -129,24 +126,18 @@ def ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> di
     return result
 
 
-@torch.no_grad()
-def by_size(one: nn.Module, two: nn.Module, slices: Slices) -> dict[str, Tensor]:
+def by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -> dict[str, Tensor]:
     """Match channels by the ranks of their sizes, which the order of other groups does not change.
 
     Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
     """
-    cubes = [
-        {name: real(p).abs().pow(3) for name, p in model.named_parameters()} for model in (one, two)
-    ]
     own = {
-        name: {side: where for side, where in sides.items() if side[0] in cubes[0]}
+        name: {side: where for side, where in sides.items() if side[0] in a}
         for name, sides in slices.items()
     }
-    sizes = [channel_sums(own, held.__getitem__) for held in cubes]
-    return {
-        name: second.argsort()[sizes[0][name].argsort().argsort()]
-        for name, second in sizes[1].items()
-    }
+    cubes = ({name: held[name].abs().pow(3) for name in held} for held in (a, b))
+    first, second = (channel_sums(own, held.__getitem__) for held in cubes)
+    return {name: second[name].argsort()[first[name].argsort().argsort()] for name in own}
 
 
 def _improve(

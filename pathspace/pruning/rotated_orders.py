@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ..inference.sides import Side
 from ..rotations.alignment import folded, solved
 from ..rotations.rotate import BasisChange
-from ..rotations.space import FeatureSlice, FeatureSpaces, Space
+from ..rotations.space import FeatureSpaces
 from .groups import Slices
 
 
@@ -25,30 +26,32 @@ def orders_between_bases(
     span, which no matrix inside a channel changes: ``|Q_a^T Q_b|^2`` with orthonormal bases.
     """
     slices = {name: sides for name, sides in slices.items() if not _is_mixed(spaces, sides)}
-    moving = {side for sides in slices.values() for side in sides}
+    # parameter -> what moves its numbers: spaces, or orders (without a name), along dimensions
+    movers: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for name, dim in (side for sides in slices.values() for side in sides):
+        movers[name].add(("", dim))
+    for space in spaces.free:
+        for part in space.slices:
+            movers[part.parameter].add((space.name, part.dim))
     a, b = folded(one, spaces), folded(two, spaces)
     known: dict[str, Tensor] = {}
     for space in spaces.free:
-        some = [part for part in space.slices if _is_alone(part, space, spaces, moving)]
-        if some:
-            known[space.name] = solved(space, spaces, some, {}, a, b)
+        alone = [
+            part for part in space.slices if movers[part.parameter] == {(space.name, part.dim)}
+        ]
+        if alone:
+            known[space.name] = solved(space, spaces, alone, {}, a, b)
     change = BasisChange(spaces, known, a.__getitem__)
-    unknown = {
-        (part.parameter, part.dim)
-        for space in spaces.free
-        if space.name not in known
-        for part in space.slices
-    }
     orders = {}
-    for name, sides in slices.items():
+    for group, sides in slices.items():
         count = len(next(iter(sides.values())))
         like = torch.zeros(count, count, dtype=torch.float64)
         for (key, dim), where in sides.items():
-            if key in a and not any(own[0] == key and own[1] != dim for own in moving | unknown):
+            if key in a and all(own == dim or name in known for name, own in movers[key]):
                 first = change.turned(key) if key in change.names else a[key]
                 like += _alike(first.movedim(dim, 0)[where], b[key].movedim(dim, 0)[where])
         if like.any():
-            orders[name] = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
+            orders[group] = torch.from_numpy(linear_sum_assignment(like, maximize=True)[1])
     return orders
 
 
@@ -59,19 +62,6 @@ def _is_mixed(spaces: FeatureSpaces, sides: Mapping[Side, Tensor]) -> bool:
         for space in spaces.free
         for part in space.slices
         for side, where in sides.items()
-    )
-
-
-def _is_alone(part: FeatureSlice, space: Space, spaces: FeatureSpaces, moving: set[Side]) -> bool:
-    """Whether nothing else moves the numbers of a parameter."""
-    others = (
-        own
-        for other in spaces.free
-        for own in other.slices
-        if other is not space or own.dim != part.dim
-    )
-    return not any(own.parameter == part.parameter for own in others) and not any(
-        name == part.parameter for name, _ in moving
     )
 
 

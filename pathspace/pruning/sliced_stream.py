@@ -100,11 +100,12 @@ def slice_stream(
 
 def _stream(model: nn.Module, found: FeatureSpaces) -> Space:
     """The largest space with the group ``O`` whose features are in order in every weight."""
-    some = [space for space in found.free if space.group == "O" and space.count == 1]
     some = [
         space
-        for space in some
-        if all(torch.equal(part.positions[0], torch.arange(space.size)) for part in space.slices)
+        for space in found.free
+        if space.group == "O"
+        and space.count == 1
+        and all(torch.equal(part.positions[0], torch.arange(space.size)) for part in space.slices)
     ]
     if not some:
         largest = max(found, key=lambda space: space.size * len(space.slices), default=None)
@@ -142,9 +143,9 @@ def _second_moments(model: nn.Module, stream: Space, batches: Iterable[Any]) -> 
 
 def _group(stream: Space, model: nn.Module) -> ChannelGroup:
     """The features of the stream as channels, gains included."""
-    slices: dict[Side, Tensor] = {}
-    for part in stream.slices:
-        slices[part.parameter, part.dim] = part.positions.reshape(-1, 1)
+    slices: dict[Side, Tensor] = {
+        (part.parameter, part.dim): part.positions.reshape(-1, 1) for part in stream.slices
+    }
     for name in stream.gains:
         shape = tensors_of(model)[name].shape
         slices[name, shape.index(stream.size)] = torch.arange(stream.size)[:, None]

@@ -18,8 +18,9 @@ from torch import nn
 from zoo.entry import load
 
 import pathspace as ps
+from pathspace.checker.bases import rotate_copy
 from pathspace.checker.document import Rejected
-from pathspace.checker.spaces import DIMENSIONS, read_spaces, rotate_copy
+from pathspace.checker.spaces import DIMENSIONS, read_spaces
 from pathspace.evidence.proof import space_lines
 
 pytestmark = pytest.mark.filterwarnings("ignore")
