@@ -30,16 +30,11 @@ from .convex import Logs
 LOWEST, HIGHEST = 0.5, 2.0
 FIXED = 1e-9
 # the largest numbers of types, which masks of attention are made of
-ENDS = torch.tensor(
-    [
-        torch.finfo(kind).max
-        for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    ],
-    dtype=torch.float64,
-)
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ENDS = torch.tensor([torch.finfo(kind).max for kind in TYPES], dtype=torch.float64)
 # operations whose results have no values yet
 UNWRITTEN = frozenset(
-    ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"]
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
 
 
@@ -107,32 +102,25 @@ def activation_sizes(
     names, table = _codes(scales(torch.from_numpy(codes)).numpy())
     near = (HIGHEST - LOWEST) / max(scales.count, 1) / 8
     model = calibrated.twin
-    own = ((n, t.detach()) for n, t in (*model.named_parameters(), *model.named_buffers()))
-    wide = {n: t.double() if t.is_floating_point() else t for n, t in own}
+    own = dict((*model.named_parameters(), *model.named_buffers()))
+    wide = {n: (t.double() if t.is_floating_point() else t).detach() for n, t in own.items()}
     other = dict(wide)
-    factors = graph.gauge_factors(torch.from_numpy(scales.basis @ codes))
-    for name, (head, tail) in factors.items():
-        other[name] = moved(wide[name], head, tail, graph.shifts.get(name, 0.0))
+    for name, ends in graph.gauge_factors(torch.from_numpy(scales.basis @ codes)).items():
+        other[name] = moved(wide[name], *ends, graph.shifts.get(name, 0.0))
     modules = {name: len(names) + i for i, (name, _) in enumerate(model.named_modules())}
     largest, square, count = torch.zeros(3, len(names) + len(modules), dtype=torch.float64)
     for batch in calibrated.batches:
         batch, runs = cast(batch, torch.float64), []
         # (both runs draw the same random numbers, and perform the same operations)
         for given in (wide, other):
-            with (
-                quiet(),
-                computing_in(torch.float64),
-                InDouble(),
-                ModuleTracker() as running,
-                Record(given.values(), running) as record,
-            ):
-                calibrated.outputs(batch, given)
-            runs.append(record)
+            with quiet(), computing_in(torch.float64), InDouble(), ModuleTracker() as running:
+                runs.append(Record(given.values(), running))
+                with runs[-1]:
+                    calibrated.outputs(batch, given)
         for key, a, b in zip(runs[0].keys, runs[0].values, runs[1].values, strict=True):
             if key not in left_out and a.shape == b.shape:
-                sizes, place = _places(
-                    a.cpu(), b.cpu(), table, near, modules.get(key[0], modules[""])
-                )
+                fixed = modules.get(key[0], modules[""])
+                sizes, place = _places(a.cpu(), b.cpu(), table, near, fixed)
                 largest.scatter_reduce_(0, place, sizes, "amax")
                 square.index_add_(0, place, sizes.square())
                 count.index_add_(0, place, torch.ones_like(sizes))
@@ -146,7 +134,7 @@ def activation_sizes(
 def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
     """Signed ids that have a scale, and their log-scales, sorted by these."""
     moving = np.flatnonzero(np.abs(logs) > FIXED)
-    ids, code = np.concatenate([moving, -moving]), np.concatenate([logs[moving], -logs[moving]])
+    ids, code = (np.concatenate([each, -each]) for each in (moving, logs[moving]))
     # (for equal log-scales, units come before derived ids)
     order = np.lexsort((np.abs(ids), code))
     return ids[order], torch.from_numpy(code[order])

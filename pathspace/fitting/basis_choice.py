@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from ..rotations.elements import tangent
 from ..rotations.rotate import matrices, rotate_
 from ..rotations.space import FeatureSlice, FeatureSpaces, Space
 from ..shown import Shown
-from .calibration import HOLD, Batch, Calibrated, cotangent, is_safely_less
+from .calibration import HOLD, Batch, Calibrated, is_safely_less
 from .objectives import Noise
 from .quantise import check_format, decibels, quantised, quantised_weights, weight_axes
-from .weight_inputs import WeightInputs
+from .weight_inputs import Look
 
 STEPS = 100
 # how far the first step turns the features of each matrix (radians), and how much of the direction
@@ -101,9 +100,8 @@ def choose_basis(
         for kept in (True, False)
     )
     first = matrices(spaces, "hadamard")
-    chosen = BasisDescent(model, spaces, noise, fit.batches, first).minimum(
-        STEPS if steps is None else steps
-    )
+    descent = BasisDescent(model, spaces, noise, fit.batches, first)
+    chosen = descent.minimum(STEPS if steps is None else steps)
 
     def costs(elements: Mapping[str, Tensor], on: Calibrated) -> Tensor:
         turned = Calibrated(rotate_(safe_deepcopy(model), spaces, elements), on.batches)
@@ -111,87 +109,74 @@ def choose_basis(
         turned.reference = on.reference
         return turned.noise(*_rounding(turned.model, noise))
 
-    seen: dict[str, Mapping[str, Tensor]] = {"hadamard": first, "chosen": chosen}
-    best = min(seen.values(), key=lambda elements: float(costs(elements, fit).mean()))
+    best = min((first, chosen), key=lambda elements: float(costs(elements, fit).mean()))
     before, after = (costs(elements, held) for elements in ({}, best))
     other = after if best is first else costs(first, held)
     helped = is_safely_less(after, before)
-    return ChosenBasis(
-        best if helped else {},
-        str(noise),
-        decibels(float(before.mean())),
-        decibels(float((after if helped else before).mean())),
-        decibels(float(other.mean())),
-        helped,
-        len(held.batches),
-    )
+    found = before, after if helped else before, other
+    trained, now, hadamard = (decibels(float(each.mean())) for each in found)
+    taken = best if helped else {}
+    return ChosenBasis(taken, str(noise), trained, now, hadamard, helped, len(held.batches))
 
 
-def _rounding(model: nn.Module, noise: Noise) -> tuple[dict[str, Tensor], Any]:
-    """The rounded weights of a model, and a context in which inputs of weights are rounded."""
-    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    weights, around = {}, None
+def _rounding(model: nn.Module, noise: Noise) -> tuple[dict[str, Tensor], Look | None]:
+    """The rounded weights of a model, and what rounds the inputs of weights."""
+    own, weights = {name: p.detach() for name, p in model.named_parameters()}, {}
     if noise.bits is not None:
         weights = quantised_weights(own, weight_axes(model), noise.bits, noise.per)
-    if noise.activations is not None:
-        bits = noise.activations
+    bits = noise.activations
+    if bits is None:
+        return weights, None
 
-        def rounded(_name: str, _dim: int, given: Tensor) -> Tensor:
-            rows = given.reshape(-1, given.shape[-1])
-            return quantised(rows, bits, 0).reshape(given.shape)
+    def rounded(_name: str, _dim: int, given: Tensor) -> Tensor:
+        return quantised(given.reshape(-1, given.shape[-1]), bits, 0).reshape(given.shape)
 
-        around = partial(WeightInputs, look=rounded)
-    return weights, around
+    return weights, rounded
 
 
 # name of a space -> its matrices ``A``, and ``A^-T``
 Current = Mapping[str, tuple[Tensor, Tensor]]
+# what a space mixes of some values, by ``A`` or by its dual
+Mixing = tuple[Space, FeatureSlice]
 
 
-@dataclass(frozen=True, eq=False)
-class Mixing:
-    """Positions along a dimension of some values that a space mixes, by ``A`` or by its dual."""
-
-    space: Space
-    dim: int
-    positions: Tensor
-    dual: bool
-
-    def __call__(self, values: Tensor, current: Current, derivatives: bool = False) -> Tensor:
-        """The values, or the derivatives by them, in the current basis."""
-        count, size = self.positions.shape
-        rows, at = values.movedim(self.dim, 0), self.positions.reshape(-1)
-        block = current[self.space.name][self.dual != derivatives] @ rows[at].reshape(
-            count, size, -1
-        )
-        new = rows.index_copy(0, at, block.reshape(len(at), *rows.shape[1:]))
-        return new.movedim(0, self.dim)
+def mixed(values: Tensor, mixing: Mixing, current: Current, derivatives: bool = False) -> Tensor:
+    """Values, or the derivatives by them, in the current basis."""
+    space, part = mixing
+    rows, at = values.movedim(part.dim, 0), part.positions.reshape(-1)
+    matrices = current[space.name][part.dual != derivatives]
+    block = matrices @ rows[at].reshape(*part.positions.shape, -1)
+    new = rows.index_copy(0, at, block.reshape(len(at), *rows.shape[1:]))
+    return new.movedim(0, part.dim)
 
 
 @dataclass(eq=False)
 class RoundedValues:
     """Numbers that are rounded (or those among which the largest is) and the derivatives of the
-    outputs by them, with one step for each group: all, or each place along an axis.
+    outputs by them, with one step for each group: all, or each place along an axis; ``share`` is
+    the square of the step where the largest number is 1.
     """
 
     values: Tensor
     slopes: Tensor
     mixings: list[Mixing]
     axis: int | None
+    share: float
 
     def cost(self, current: Current, sharpness: float) -> Tensor:
-        """``sum over groups of max |values|^2 |slopes|^2``, with a mean of powers for ``max``."""
+        """``sum over groups of step^2 |slopes|^2``, with a mean of powers for the largest."""
         values, slopes = self.values, self.slopes
-        for mixed in self.mixings:
-            values = mixed(values, current)
+        for mixing in self.mixings:
+            space, part = mixing
+            values = mixed(values, mixing, current)
             # (their length stays, unless several groups are mixed)
-            if not mixed.space.keeps_length or mixed.dim == self.axis:
-                slopes = mixed(slopes, current, derivatives=True)
-        axis = 0 if self.axis is None else self.axis
-        rows, own = (t.movedim(axis, 0).flatten(1) for t in (values, slopes))
-        if self.axis is None:
-            rows, own = rows.reshape(1, -1), own.reshape(1, -1)
-        return (largest(rows, sharpness).square() * own.square().sum(1)).sum()
+            if not space.keeps_length or part.dim == self.axis:
+                slopes = mixed(slopes, mixing, current, derivatives=True)
+        rows, own = (
+            each.reshape(1, -1) if self.axis is None else each.movedim(self.axis, 0).flatten(1)
+            for each in (values, slopes)
+        )
+        return self.share * (largest(rows, sharpness).square() * own.square().sum(1)).sum()
 
 
 def largest(rows: Tensor, sharpness: float) -> Tensor:
@@ -226,29 +211,35 @@ class BasisDescent:
         }
         self._matrices = {name: first.get(name, one).double() for name, one in still.items()}
         self._random = torch.Generator().manual_seed(0)
-        self._parts: dict[str, list[tuple[Space, FeatureSlice]]] = {}
+        self._mixings: dict[str, list[Mixing]] = {}
         for space in spaces.free:
             for part in space.slices:
-                self._parts.setdefault(part.parameter, []).append((space, part))
+                self._mixings.setdefault(part.parameter, []).append((space, part))
         folded = rotate_(safe_deepcopy(model), spaces, still)
         self._calibrated, self._noise = Calibrated(folded, batches), noise
         slopes, inputs = self._measured()
         self._weights = [
-            self._weight(name, axis, slopes[name])
+            self._weight(name, axis, slopes[name], _squared_step(noise.bits))
             for name, axis in weight_axes(folded).items()
-            if noise.bits is not None and name in self._parts
+            if noise.bits is not None and name in self._mixings
         ]
-        every = (
-            self._input(*key, *map(torch.cat, zip(*found, strict=True)))
-            for key, found in inputs.items()
-        )
-        self._inputs = [rounded for rounded in every if rounded.mixings]
+        self._inputs = []
+        for (name, dim), found in inputs.items():
+            values, felt = map(torch.cat, zip(*found, strict=True))
+            own = [
+                (space, replace(part, dim=1, dual=not part.dual))
+                for space, part in self._mixings[name]
+                if part.dim == dim
+            ]
+            if own:
+                share = _squared_step(noise.activations)
+                self._inputs.append(RoundedValues(values, felt, own, 0, share))
 
     def _measured(
         self,
     ) -> tuple[dict[str, Tensor], dict[tuple[str, int], list[tuple[Tensor, Tensor]]]]:
         """Derivatives by the weights, and inputs of each weight with the derivatives by them."""
-        held, noise = self._calibrated, self._noise
+        held = self._calibrated
         slopes = {name: torch.zeros(p.shape) for name, p in held.parameters.items()}
         inputs: dict[tuple[str, int], list[tuple[Tensor, Tensor]]] = {}
         share = math.ceil(INPUTS / len(held.batches))
@@ -257,26 +248,16 @@ class BasisDescent:
             seen: list[tuple[tuple[str, int], Tensor]] = []
 
             def look(name: str, dim: int, given: Tensor) -> Tensor:
-                given = (
-                    given.view_as(given) if given.requires_grad else given.detach().requires_grad_()
-                )
-                if name in self._parts:
+                felt = given.requires_grad
+                given = given.view_as(given) if felt else given.detach().requires_grad_()
+                if name in self._mixings:
                     seen.append(((name, dim), given))  # noqa: B023
                 return given
 
-            around = partial(WeightInputs, look=look) if noise.activations is not None else None
             with quiet(), torch.enable_grad():
-                outputs = held.outputs(batch, own, around)
-                some = [place for place, out in enumerate(outputs) if out.requires_grad]
-                found = torch.autograd.grad(
-                    [outputs[place] for place in some],
-                    [*own.values(), *(given for _, given in seen)],
-                    [
-                        cotangent(outputs[place].detach(), self._random, held.totals[place])
-                        for place in some
-                    ],
-                    allow_unused=True,
-                )
+                outputs = held.outputs(batch, own, look if self._noise.activations else None)
+                tensors = [*own.values(), *(given for _, given in seen)]
+                found = held.slopes(outputs, tensors, self._random)
             for name, slope in zip(own, found, strict=False):
                 if slope is not None:
                     slopes[name] += slope.float().cpu()
@@ -290,43 +271,35 @@ class BasisDescent:
                     inputs.setdefault(key, []).append((values, felt))
         return slopes, inputs
 
-    def _weight(self, name: str, axis: int, slopes: Tensor) -> RoundedValues:
-        mixings = [
-            Mixing(space, part.dim, part.positions, part.dual) for space, part in self._parts[name]
-        ]
-        values = self._calibrated.parameters[name].float().cpu()
+    def _weight(self, name: str, axis: int, slopes: Tensor, share: float) -> RoundedValues:
+        mixings, values = self._mixings[name], self._calibrated.parameters[name].float().cpu()
         own = axis if self._noise.per == "channel" else None
-        mixed = {one.dim for one in mixings}
-        for dim in set(range(values.dim())) - mixed:
-            rows = (
-                values.movedim(dim, 0).flatten(1).square().sum(1).topk(min(ROWS, values.shape[dim]))
-            )
-            values = values.index_select(dim, rows.indices)
+        for dim in set(range(values.dim())) - {part.dim for _, part in mixings}:
+            sizes = values.movedim(dim, 0).flatten(1).square().sum(1)
+            rows = sizes.topk(min(ROWS, len(sizes))).indices
+            values = values.index_select(dim, rows)
             if own == dim:
-                slopes = slopes.index_select(dim, rows.indices)
-        if own is None and all(one.space.keeps_length for one in mixings):
+                slopes = slopes.index_select(dim, rows)
+        if own is None and all(space.keeps_length for space, _ in mixings):
             slopes = slopes.norm().reshape([1] * slopes.dim())
-        return RoundedValues(values, slopes, mixings, own)
-
-    def _input(self, name: str, dim: int, values: Tensor, slopes: Tensor) -> RoundedValues:
-        mixings = [
-            Mixing(space, 1, part.positions, not part.dual)
-            for space, part in self._parts[name]
-            if part.dim == dim
-        ]
-        return RoundedValues(values, slopes, mixings, 0)
+        return RoundedValues(values, slopes, mixings, own, share)
 
     def minimum(self, steps: int) -> dict[str, Tensor]:
         """Name of a space -> its matrices after so many steps, or the first if they cost less."""
         first, before = dict(self._matrices), self.total(SHARPNESS[1])
-        paces = {name: _Pace(one) for name, one in first.items()}
+        # directions as Adam takes them, but of whole matrices, so that no basis is preferred
+        means = {name: torch.zeros_like(one) for name, one in first.items()}
+        squares = {name: torch.zeros(len(one), 1, 1).double() for name, one in first.items()}
         for step in range(steps):
-            done = step / steps
+            done, known = step / steps, 1 - MOMENTUM ** (step + 1)
             sharpness = SHARPNESS[0] + (SHARPNESS[1] - SHARPNESS[0]) * done
             for name, slope in self._slopes(sharpness).items():
+                down = tangent(self._free[name], slope.double()).nan_to_num(0.0, 0.0, 0.0)
+                means[name].lerp_(down, 1 - MOMENTUM)
+                squares[name].lerp_(down.square().sum((1, 2), keepdim=True), 1 - MOMENTUM)
+                length = (squares[name] / known).sqrt().clamp_min(1e-300)
                 size = self._free[name].size
-                move = paces[name].step(tangent(self._free[name], slope.double()))
-                half = move * (STEP * (1 - done) * math.sqrt(size) / 2)
+                half = means[name] / known / length * (STEP * (1 - done) * math.sqrt(size) / 2)
                 one = torch.eye(size, dtype=torch.float64)
                 # (Cayley's map takes the Lie algebra to the group, as exp does)
                 turned = (one - half) @ self._matrices[name]
@@ -336,38 +309,29 @@ class BasisDescent:
     @torch.no_grad()
     def total(self, sharpness: float) -> float:
         """The cost of everything that is rounded, up to a factor."""
-        current = {name: (own, dual) for name, own, dual in self._pairs()}
-        parts = [
-            weight * float(rounded.cost(current, sharpness))
-            for kind, weight in self._kinds()
-            for rounded in kind
-        ]
-        return sum(parts)
+        current = self._current()
+        rounded = [*self._weights, *self._inputs]
+        return sum(float(one.cost(current, sharpness)) for one in rounded)
 
-    def _pairs(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each space with ``A`` and ``A^-T`` in single precision."""
+    def _current(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """``A`` and ``A^-T`` of each space in single precision."""
+        found = {}
         for name, matrix in self._matrices.items():
             dual = matrix if self._free[name].keeps_length else torch.linalg.inv(matrix).mT
-            yield name, matrix.float(), dual.float()
-
-    def _kinds(self) -> Iterator[tuple[Sequence[RoundedValues], float]]:
-        """Weights, and their inputs, with the squares of their steps for a largest entry of 1."""
-        levels = (self._noise.bits, self._noise.activations)
-        for kind, bits in zip((self._weights, self._inputs), levels, strict=True):
-            if bits is not None:
-                yield kind, (2 ** (bits - 1) - 1) ** -2
+            found[name] = matrix.float(), dual.float()
+        return found
 
     def _slopes(self, sharpness: float) -> dict[str, Tensor]:
         """Derivatives of the cost on a part of what is rounded, by ``Z`` of ``exp(Z) A``."""
         moves, current = {}, {}
-        for name, own, other in self._pairs():
+        for name, (own, other) in self._current().items():
             move = torch.zeros_like(own, requires_grad=True)
             moves[name], current[name] = move, (own + move @ own, other - move.mT @ other)
         with torch.enable_grad():
-            for kind, weight in self._kinds():
+            for kind in (self._weights, self._inputs):
                 some = self._part(kind)
                 for rounded in some:
-                    cost = rounded.cost(current, sharpness) * (weight * len(kind) / len(some))
+                    cost = rounded.cost(current, sharpness) * (len(kind) / len(some))
                     cost.backward(retain_graph=True)
         return {name: move.grad for name, move in moves.items() if move.grad is not None}
 
@@ -381,19 +345,5 @@ class BasisDescent:
         return found
 
 
-class _Pace:
-    """Directions as Adam takes them, but of whole matrices, so that no basis is preferred."""
-
-    def __init__(self, like: Tensor) -> None:
-        self._mean, self._square = torch.zeros_like(like), torch.zeros(len(like), 1, 1).double()
-        self._weight = 1.0
-
-    def step(self, slope: Tensor) -> Tensor:
-        """The direction after another slope, of length 1 at most for each matrix."""
-        slope = slope.nan_to_num(0.0, 0.0, 0.0)
-        self._mean.lerp_(slope, 1 - MOMENTUM)
-        self._square.lerp_(slope.square().sum((1, 2), keepdim=True), 1 - MOMENTUM)
-        self._weight *= MOMENTUM
-        known = 1 - self._weight
-        length = (self._square / known).sqrt()
-        return torch.where(length > 0, self._mean / known / length.clamp_min(1e-300), 0.0)
+def _squared_step(bits: int | None) -> float:
+    return 0.0 if bits is None else (2 ** (bits - 1) - 1) ** -2

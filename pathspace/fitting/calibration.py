@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from ..errors import InputError, InputTypeError, UnsupportedError
 from ..models.finite import check_finite
-from ..models.inputs import arranged, batch_inputs
+from ..models.inputs import arranged, batch_inputs, is_empty
 from ..models.isolation import quiet
 from ..models.modes import IgnoreDetach
-from ..models.nested import leaves, real_leaves
+from ..models.nested import real_leaves
 from ..models.refusals import check_capturable, failed_run, no_derivative
 from ..models.running import evaluate
 from ..models.stand_in import stand_in
 from ..models.values import require_runnable
+from .weight_inputs import Look, WeightInputs
 
 
 class Batch(NamedTuple):
@@ -34,8 +35,6 @@ class Batch(NamedTuple):
 HOLD = 3
 # standard errors by which the noise of the samples has to fall, and by which factor at least
 ERRORS, LEAST, ALONE = 2.0, 0.97, 0.8
-# a context for a run, from its tensors by name
-Around = Callable[[Mapping[str, Tensor]], AbstractContextManager[Any]]
 
 
 class Calibrated:
@@ -49,7 +48,7 @@ class Calibrated:
             one if isinstance(one, Batch) else Batch(*arranged(model, *batch_inputs(one)))
             for one in _several(batches)
         ]
-        self.batches = [batch for batch in given if not _is_empty(batch)]
+        self.batches = [batch for batch in given if not is_empty(batch)]
         if not self.batches:
             raise InputError(
                 f"calibration holds no sample in {len(given)} batches, expected one at least; pass"
@@ -61,16 +60,18 @@ class Calibrated:
         }
 
     def outputs(
-        self, batch: Batch, tensors: Mapping[str, Tensor], around: Around | None = None
+        self, batch: Batch, tensors: Mapping[str, Tensor], look: Look | None = None
     ) -> list[Tensor]:
-        """Real outputs of one batch with other tensors in place of the model's own."""
+        """Real outputs of one batch with other tensors in place of the model's own; ``look`` sees
+        the inputs of weights.
+        """
         # (copies, because a model may write into what it holds)
         given = {
             name: tensors.get(name, own).clone()
             for name, own in (*self.twin.named_parameters(), *self.twin.named_buffers())
         }
         try:
-            with nullcontext() if around is None else around(given):
+            with WeightInputs(given, look) if look else nullcontext():
                 found = evaluate(self.twin, given, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
@@ -86,9 +87,7 @@ class Calibrated:
     def reference(self) -> list[list[Tensor]]:
         """Outputs of the model as it stands, for all batches."""
         with quiet(), torch.no_grad():
-            return [
-                [out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches
-            ]
+            return [self.outputs(batch, {}) for batch in self.batches]
 
     @cached_property
     def totals(self) -> list[float]:
@@ -100,18 +99,20 @@ class Calibrated:
         return found
 
     @torch.no_grad()
-    def noise(self, tensors: Mapping[str, Tensor], around: Around | None = None) -> Tensor:
+    def noise(self, tensors: Mapping[str, Tensor], look: Look | None = None) -> Tensor:
         """Squared relative change of the outputs with other tensors, for each sample."""
         found = []
         samples = max(sum(map(_samples, self.reference)), 1)
         with quiet():
             for batch, wanted in zip(self.batches, self.reference, strict=True):
-                pairs = zip(wanted, self.outputs(batch, tensors, around), strict=True)
-                count = _samples(wanted)
-                parts = [
-                    _change(old.double().cpu(), new.double().cpu(), count, energy / samples)
-                    for (old, new), energy in zip(pairs, self.totals, strict=False)
-                ]
+                count, parts = _samples(wanted), []
+                given = zip(wanted, self.outputs(batch, tensors, look), strict=True)
+                for (old, new), energy in zip(given, self.totals, strict=False):
+                    change = new.double().cpu() - old.double().cpu()
+                    change = torch.where(old.isfinite().cpu(), change, 0).square()
+                    change = change.reshape(count, -1).sum(1) if count else change.new_zeros(0)
+                    # (over the mean energy of a sample)
+                    parts.append(change * samples / energy if energy > 0 else change)
                 found.append(torch.stack(parts).mean(0))
         return torch.cat(found)
 
@@ -130,65 +131,47 @@ class Calibrated:
         for batch in self.batches:
             own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
             with quiet(), torch.enable_grad():
-                outputs = self._differentiable(batch, own)
-                for draw in range(draws if outputs else 0):
-                    cotangents = [
-                        cotangent(out.detach(), generator, self.totals[place])
-                        for place, out in outputs.items()
-                    ]
-                    again = draw + 1 < draws
-                    try:
-                        found = torch.autograd.grad(
-                            list(outputs.values()),
-                            list(own.values()),
-                            cotangents,
-                            retain_graph=again,
-                            allow_unused=True,
-                        )
-                    except Exception as error:
-                        raise UnsupportedError(
-                            f"{type(self.model).__name__} cannot be differentiated, expected"
-                            f" derivatives of its outputs: {no_derivative(error)}; call its"
-                            " backward pass by itself to see why."
-                        ) from error
+                outputs = self.outputs(batch, own)
+                if not any(out.requires_grad for out in outputs):
+                    with IgnoreDetach():
+                        outputs = self.outputs(batch, own)
+                for draw in range(draws):
+                    found = self.slopes(outputs, [*own.values()], generator, draw + 1 < draws)
                     for name, gradient in zip(own, found, strict=True):
                         if gradient is not None:
-                            slope = gradient.detach().to(total[name]).nan_to_num_(0, 0, 0)
+                            slope = gradient.to(total[name]).nan_to_num_(0, 0, 0)
                             total[name].addcmul_(slope, slope, value=1 / draws)
         return {name: sums.double() for name, sums in total.items()}
 
-    def _differentiable(self, batch: Batch, own: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        for through in (nullcontext(), IgnoreDetach()):
-            with through:
-                outputs = self.outputs(batch, own)
-            found = {place: out for place, out in enumerate(outputs) if out.requires_grad}
-            if found:
-                break
-        return found
-
-
-def _is_empty(batch: Batch) -> bool:
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)]
-    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+    def slopes(
+        self,
+        outputs: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        generator: torch.Generator,
+        again: bool = False,
+    ) -> Sequence[Tensor | None]:
+        """Derivatives of the outputs, with random signs and over their energy, by tensors."""
+        roots, signs = [], []
+        for out, energy in zip(outputs, self.totals, strict=False):
+            if out.requires_grad:
+                drawn = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
+                signs.append((drawn / max(math.sqrt(energy), 1e-30)).to(out))
+                roots.append(out)
+        if not roots:
+            return [None] * len(tensors)
+        try:
+            return torch.autograd.grad(roots, tensors, signs, retain_graph=again, allow_unused=True)
+        except Exception as error:
+            raise UnsupportedError(
+                f"{type(self.model).__name__} cannot be differentiated, expected derivatives of its"
+                f" outputs: {no_derivative(error)}; call its backward pass by itself to see why."
+            ) from error
 
 
 def _samples(outputs: Sequence[Tensor]) -> int:
     """How many samples a batch has: the first size of its outputs, or 1 if that is not the same."""
     sizes = {out.shape[0] if out.dim() else 1 for out in outputs}
     return sizes.pop() if len(sizes) == 1 else 1
-
-
-def _change(old: Tensor, new: Tensor, count: int, energy: float) -> Tensor:
-    """``count`` numbers: squared change of each sample over the mean energy of a sample."""
-    change = torch.where(old.isfinite(), new - old, 0).square()
-    change = change.reshape(count, -1).sum(1) if count else change.new_zeros(0)
-    return change / energy if energy > 0 else change
-
-
-def cotangent(out: Tensor, generator: torch.Generator, energy: float) -> Tensor:
-    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
-    signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
-    return (signs / max(math.sqrt(energy), 1e-30)).to(out)
 
 
 def _several(batches: Any) -> Iterable[Any]:
@@ -212,6 +195,5 @@ def is_safely_less(after: Tensor, before: Tensor) -> bool:
     if len(change) < 2:
         return float(after.sum()) < ALONE * float(before.sum())
     error = float(change.std()) / math.sqrt(len(change))
-    return float(change.mean()) < -ERRORS * error and float(after.mean()) < LEAST * float(
-        before.mean()
-    )
+    by_chance = float(change.mean()) >= -ERRORS * error
+    return not by_chance and float(after.mean()) < LEAST * float(before.mean())

@@ -30,8 +30,6 @@ LIMIT = 2.0**16
 TOLERANCE = 1e-3
 # segments on which a function of the user's own is checked
 SEGMENTS = 8
-# relative error that the rounding of running variances may make
-ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -167,9 +165,8 @@ def choose_gauge(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(4, 8), ReLU(), Linear(8, 2))
         >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(64, 4)
         >>> gauge = ps.choose_gauge(model, graph, ps.Noise(bits=4), calibration=x)
         >>> gauge.certificate.gap < 0.01 and gauge.certificate.after <= gauge.certificate.before
@@ -178,39 +175,31 @@ def choose_gauge(
         >>> torch.allclose(ps.rescale_(model, graph, gauge)(x), y, atol=1e-5)
         True
     """
+    expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
     if isinstance(graph, FeatureSpaces):
         if not isinstance(objective, Noise):
             raise InputTypeError(
                 f"choose_gauge found an objective of type {type(objective).__name__} for feature"
                 " spaces, expected ps.Noise(bits=, activations=)."
             )
-        expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
         return choose_basis(model, graph, objective, calibration, steps)
     expect_arguments("choose_gauge", model=model, graph=graph)
     expect_numbers("choose_gauge", "a number above 1", limit=limit)
     expect_numbers("choose_gauge", "a number from 0 to inf", tolerance=tolerance)
-    expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
     expect_blocks("choose_gauge", model, graph)
     if isinstance(objective, Balance):
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:
-        known = isinstance(objective, Objective)
         programme = _programme(model, graph, objective, calibration, exact)
-        floor = _floor(model, graph, programme.peaks.scales.basis)
-        point, before, after, bound, spent = minimise_convex(
-            programme, math.log(limit), tolerance, steps, floor
-        )
         basis, value = programme.peaks.scales.basis, programme.value
-        certificate = GaugeCertificate(
-            objective=str(objective) if known else getattr(objective, "__name__", "a function"),
-            before=before,
-            after=after,
-            bound=bound if known or _is_convex(programme, point) else -math.inf,
-            limit=limit,
-            at_limit=int((np.abs(point) > math.log(limit) * (1 - 1e-9)).sum()),
-            powers_of_two=False,
-            steps=spent,
-        )
+        most, floor = math.log(limit), _floor(model, graph, basis)
+        found = minimise_convex(programme, most, floor, tolerance, steps)
+        point, before, after, bound, spent = found
+        name, ends = str(objective), int((np.abs(point) > most * (1 - 1e-9)).sum())
+        if not isinstance(objective, Objective):
+            name = getattr(objective, "__name__", "a function")
+            bound = bound if _is_convex(programme, point) else -math.inf
+        certificate = GaugeCertificate(name, before, after, bound, limit, ends, False, spent)
     if powers_of_two:
         point = np.round(point / LOG_2) * LOG_2
         certificate = replace(certificate, after=value(point), powers_of_two=True)
@@ -229,28 +218,16 @@ def _balanced(
     # the derivative by each log-scale is at most the imbalance times what meets there,
     # ``width`` times the sum in all
     slack = objective.p * found.imbalance * pairs.width * found.after * 2 * widest
-    certificate = GaugeCertificate(
-        str(objective),
-        found.before,
-        found.after,
-        found.after - slack,
-        math.exp(widest),
-        0,
-        False,
-        found.steps,
-    )
+    values = found.before, found.after, found.after - slack
+    certificate = GaugeCertificate(str(objective), *values, math.exp(widest), 0, False, found.steps)
     return eye_array(len(phi), format="csr"), phi, lambda point: pairs.sides(point)[2], certificate
 
 
 def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
-    """The smallest log-scales at which ``s^2 (v + eps) - eps`` keeps digits of the variance."""
-    buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
-    for entry, units, logs in running_variances(model, graph):
-        if entry.eps:
-            digits = torch.finfo(buffers[str(entry.var)].dtype).eps
-            lowest = (math.log(digits / ROUNDED * entry.eps) - logs).clamp_max(0) / 2
-            own = (units > 0) & (units <= graph.num_units)
-            np.maximum.at(least, units[own].numpy(), lowest[own].numpy())
+    """The smallest log-scales at which running variances keep their digits."""
+    units, logs, lowest = (part.numpy() for part in running_variances(model, graph))
+    least, own = np.full(graph.num_units + 1, -np.inf), (units > 0) & (units <= graph.num_units)
+    np.maximum.at(least, units[own], np.minimum(lowest - logs, 0)[own] / 2)
     # (units with a variable of their own)
     entries = basis.tocoo()
     alone = (np.diff(basis.indptr)[entries.row] == 1) & (entries.data == 1)

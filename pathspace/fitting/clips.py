@@ -4,7 +4,9 @@ unit in place of a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +22,6 @@ from ..inference.union_find import lookup
 from ..inference.values import NEUTRAL, compress, distinct
 from ..models.copies import safe_deepcopy
 from ..models.isolation import torch_kept
-from ..models.nested import mapped
 from ..models.running import distance, outputs
 from ..models.values import names_without_values
 from ..models.walk import has_hooks
@@ -31,32 +32,22 @@ SIZES = (224, 32, 28, 64, 96, 128, 299)
 CLOSE, ROUNDINGS = 1e-3, 16
 WRITING = "a clip writes into what other code reads; give it inplace=False"
 CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
+Shape = tuple[int, ...]
 
 
 class LiftedClip(nn.Module):
     """``min(max(x, low), high)`` with a bound for every unit, a pair for each place of a call."""
 
-    def __init__(
-        self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor
-    ) -> None:
+    def __init__(self, bounds: tuple[float, float], shapes: Sequence[Shape], like: Tensor) -> None:
         super().__init__()
 
         def filled(value: float) -> nn.ParameterList:
-            wanted = shapes if value != 0 and abs(value) != float("inf") else []
-            return nn.ParameterList(
-                nn.Parameter(
-                    torch.full(shape, value, dtype=like.dtype, device=like.device),
-                    requires_grad=False,
-                )
-                for shape in wanted
-            )
+            wanted = shapes if value != 0 and math.isfinite(value) else ()
+            own = (like.detach().new_full(shape, value) for shape in wanted)
+            return nn.ParameterList(nn.Parameter(each, requires_grad=False) for each in own)
 
-        self.bounds = (float(low), float(high))
-        self.low, self.high, self.places, self.calls = filled(low), filled(high), len(shapes), 0
-
-    def extra_repr(self) -> str:
-        """The bounds, and at how many places it is called."""
-        return f"{self.bounds[0]:g}, {self.bounds[1]:g}, places={self.places}"
+        self.bounds, self.places, self.calls = bounds, len(shapes), 0
+        self.low, self.high = map(filled, bounds)
 
     def forward(self, x: Tensor) -> Tensor:
         """Clip at the bounds of this place."""
@@ -90,13 +81,13 @@ class _Marks(Scales):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.met: dict[str, list[Tensor]] = {}
+        self.met = defaultdict[str, list[Tensor]](list)
 
     def apply(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a rule makes of an operation."""
         result = super().apply(rule, args, kwargs)
         if self.place.op == "aten.relu":
-            self.met.setdefault(self.place.module, []).append(result)
+            self.met[self.place.module].append(result)
         return result
 
 
@@ -125,17 +116,13 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2)
-        ... )
-        >>> x = torch.randn(5, 3)
+        >>> from torch.nn import Linear, ReLU6, Sequential
+        >>> model, x = Sequential(Linear(3, 4), ReLU6(), Linear(4, 2)), torch.randn(5, 3)
         >>> lifted = ps.lift_clips(model)
-        >>> (
-        ...     ps.trace(model, x).num_units,
-        ...     ps.trace(lifted, x).num_units,
-        ...     torch.equal(model(x), lifted(x)),
-        ... )
-        (0, 4, True)
+        >>> [ps.trace(each, x).num_units for each in (model, lifted)]
+        [0, 4]
+        >>> torch.equal(model(x), lifted(x))
+        True
     """
     expect_arguments("lift_clips", model=model)
     twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
@@ -153,8 +140,9 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     for name in names:
         clip: Any = result.get_submodule(name)
-        shapes = [_shape(ids, classes) for ids in marks.met.get(name, ())]
-        result.set_submodule(name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
+        shapes = [_shape(ids, classes) for ids in marks.met[name]]
+        bounds = float(clip.min_val), float(clip.max_val)
+        result.set_submodule(name, LiftedClip(bounds, shapes or [()], like))
     if any(isinstance(module, LiftedClip) and module.places > 1 for module in result.modules()):
         result.register_forward_pre_hook(_start)
     expect_same("lift_clips", model, result, inputs, by_name, WRITING)
@@ -162,6 +150,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _names(model: nn.Module) -> list[str]:
+    # (each place once, though a module that holds it may have several names)
     found: dict[tuple[int, str], str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module).forward in CLIPS and not has_hooks(module):
@@ -196,7 +185,7 @@ def expect_same(
         raise UnsupportedError(f"{owner} {wrong}, expected the same function: {reason}.")
 
 
-def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
+def _shape(ids: Tensor, classes: Tensor) -> Shape:
     """Shape of bounds: the sizes of dimensions along which scales differ, 1 elsewhere."""
     few = distinct(ids)
     solved = torch.where(few == NEUTRAL, NEUTRAL, lookup(classes, few))
@@ -212,9 +201,9 @@ def capture_examples(
     """Capture a model on example inputs, or on the first made-up ones that it takes."""
     if args or kwargs:
         return capture(model, args, kwargs), args, kwargs or {}
-    for zeros in _example_inputs(model):
+    for x in _example_inputs(model):
         with torch_kept(0):
-            some = mapped(lambda x: torch.randn_like(x) if x.is_floating_point() else x, zeros)
+            some = (torch.randn_like(x) if x.is_floating_point() else x,)
         with suppress(PathspaceError):
             return capture(model, some), some, {}
     raise InputError(
@@ -222,14 +211,14 @@ def capture_examples(
     )
 
 
-def _example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
+def _example_inputs(model: nn.Module) -> list[Tensor]:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):
             rank = weight.dim() - 2
-            return [(weight.new_zeros(2, module.in_channels, *[size] * rank),) for size in SIZES]
+            return [weight.new_zeros(2, module.in_channels, *[size] * rank) for size in SIZES]
         if isinstance(module, nn.Linear):
-            return [(module.weight.new_zeros(2, module.in_features),)]
+            return [module.weight.new_zeros(2, module.in_features)]
         if isinstance(module, nn.Embedding):
-            return [(torch.zeros(2, 16, dtype=torch.long, device=module.weight.device),)]
+            return [module.weight.new_zeros(2, 16, dtype=torch.long)]
     return []

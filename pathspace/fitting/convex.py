@@ -29,11 +29,8 @@ class Logs:
 
     def __init__(self, graph: Structure, exact: bool = True) -> None:
         every = csr_array(graph.expand[:, 1:].astype(np.float64))
-        self.basis = (
-            csr_array(graph.exact.astype(np.float64))
-            if exact
-            else eye_array(graph.num_units, format="csr")
-        )
+        own = graph.exact.astype(np.float64) if exact else eye_array(graph.num_units)
+        self.basis = csr_array(own)
         table = coo_array(every @ self.basis)
         places = torch.from_numpy(np.stack(table.coords).astype(np.int64))
         self.table = torch.sparse_coo_tensor(
@@ -49,25 +46,31 @@ class Logs:
 
 @dataclass(eq=False)
 class LogTensor:
-    """One tensor: logarithms of its entries, and weights of their squares."""
+    """One tensor: logarithms of its entries, weights of their squares, the number of its first
+    group, and the places of the entries that are selected.
+    """
 
     layout: MatrixLayout
     logs: Tensor
     start: int
-    weights: Tensor | None = None
+    weights: Tensor | None
+    known: Tensor
 
     def moved(self, logs: Tensor) -> Tensor:
         """Logarithms of the entries at log-scales of all ids."""
         up, down = self.layout.ends(logs)
         return self.logs + up[:, None] - down[None, :]
 
+    @property
+    def groups(self) -> Tensor:
+        """The group of each row, or of each column."""
+        own = self.layout.groups
+        return self.start + (torch.zeros_like(self.layout.head) if own is None else own)
+
     def tops(self, top: Tensor) -> Tensor:
         """The value of the group of each entry, in a shape that broadcasts to the entries."""
-        layout = self.layout
-        if layout.groups is None:
-            return top[self.start]
-        own = top[self.start + layout.groups]
-        return own[:, None] if layout.by_row else own[None, :]
+        own = top[self.groups]
+        return own[:, None] if self.layout.by_row else own[None, :]
 
 
 class Peaks:
@@ -75,12 +78,11 @@ class Peaks:
 
     def __init__(self, scales: Logs) -> None:
         self.scales, self.count = scales, 0
-        self.known: list[set[int]] = []
-        # log value, head, side, tail, group
-        self.values = torch.zeros(0, dtype=torch.float64)
-        self.ids = torch.zeros((3, 0), dtype=torch.int64)
-        self.group = torch.zeros(0, dtype=torch.int64)
         self.entries: list[LogTensor] = []
+        # of the selected entries: log value, group, and head, side, tail
+        self.values = torch.zeros(0, dtype=torch.float64)
+        self.group = torch.zeros(0, dtype=torch.int64)
+        self.ids = torch.zeros((3, 0), dtype=torch.int64)
 
     def add(
         self,
@@ -90,49 +92,39 @@ class Peaks:
         shared: bool = False,
     ) -> None:
         """Add a tensor; those that share groups have them numbered by the ids of the graph."""
-        self.entries.append(LogTensor(layout, sizes.log(), 0 if shared else self.count, weights))
-        self.known.append(set())
+        start = 0 if shared else self.count
+        self.entries.append(LogTensor(layout, sizes.log(), start, weights, self.group[:0]))
         self.count = self.scales.ids if shared else self.count + layout.count
 
     def grow(self, phi: Tensor) -> bool:
         """Select the largest entries of all rows and columns; whether any is new."""
-        logs, new = self.scales(phi), False
-        for entry, known in zip(self.entries, self.known, strict=True):
-            now = entry.moved(logs)
-            width = now.shape[1]
-            most = (
-                now.argmax(1) + torch.arange(len(now)) * width,
-                now.argmax(0) * width + torch.arange(width),
-            )
-            flat = torch.cat(most).unique()
-            flat = flat[now.reshape(-1)[flat] > -torch.inf]
-            flat = torch.tensor(sorted(set(flat.tolist()) - known), dtype=torch.int64)
-            known.update(flat.tolist())
-            if len(flat):
-                new = True
-                row, column = flat // width, flat % width
-                layout = entry.layout
-                self.values = torch.cat([self.values, entry.logs.reshape(-1)[flat]])
-                own = torch.stack([layout.head[row], layout.side[row], layout.tail[column]])
-                self.ids = torch.cat([self.ids, own], 1)
-                self.group = torch.cat([self.group, layout.group_of(row, column) + entry.start])
-        return new
+        logs, before = self.scales(phi), len(self.values)
+        for entry in self.entries:
+            now, layout = entry.moved(logs), entry.layout
+            height, width = now.shape
+            of_rows = now.argmax(1) + torch.arange(height) * width
+            of_columns = now.argmax(0) * width + torch.arange(width)
+            flat = torch.cat([of_rows, of_columns]).unique()
+            flat = flat[(now.reshape(-1)[flat] > -torch.inf) & ~torch.isin(flat, entry.known)]
+            entry.known = torch.cat([entry.known, flat])
+            row, column = flat // width, flat % width
+            own = torch.stack([layout.head[row], layout.side[row], layout.tail[column]])
+            self.values = torch.cat([self.values, entry.logs.reshape(-1)[flat]])
+            self.group = torch.cat([self.group, layout.group_of(row, column) + entry.start])
+            self.ids = torch.cat([self.ids, own], 1)
+        return len(self.values) > before
 
     def few(self, logs: Tensor) -> Tensor:
         """Logarithms of the entries selected so far."""
         head, side, tail = self.ids
         return self.values + at(logs, head) - at(logs, side) - at(logs, tail)
 
-    def exact(self, phi: Tensor) -> Tensor:
+    def exact(self, logs: Tensor) -> Tensor:
         """Logarithm of the largest entry of every group, ``-inf`` for groups without entries."""
-        logs, found = self.scales(phi), torch.full((self.count,), -torch.inf, dtype=torch.float64)
+        found = torch.full((self.count,), -torch.inf, dtype=torch.float64)
         for entry in self.entries:
-            now, layout = entry.moved(logs), entry.layout
-            if layout.groups is None:
-                found[entry.start] = now.max()
-            else:
-                best = now.amax(1 if layout.by_row else 0)
-                found.scatter_reduce_(0, layout.groups + entry.start, best, "amax")
+            best = entry.moved(logs).amax(1 if entry.layout.by_row else 0)
+            found.scatter_reduce_(0, entry.groups, best, "amax")
         return found
 
     def sums(self, logs: Tensor, power: float) -> Tensor:
@@ -147,10 +139,8 @@ class Peaks:
             terms = (
                 left * (entry.weights @ right) if layout.by_row else right * (left @ entry.weights)
             )
-            if layout.groups is None:
-                total = terms.sum().reshape(1)
-            else:
-                total = terms.new_zeros(layout.count).index_add(0, layout.groups, terms)
+            own = entry.groups - entry.start
+            total = terms.new_zeros(layout.count).index_add(0, own, terms)
             parts.append(total.clamp_min(1e-300).log() + high + low)
         return torch.cat([logs.new_zeros(0), *parts])
 
@@ -183,8 +173,8 @@ class Programme:
 
     def value(self, phi: np.ndarray) -> float:
         """The value with the true largest entries."""
-        point = torch.from_numpy(phi)
-        return float(self.total(self.peaks.exact(point), self.peaks.scales(point)))
+        logs = self.peaks.scales(torch.from_numpy(phi))
+        return float(self.total(self.peaks.exact(logs), logs))
 
     def smooth(self, phi: np.ndarray, sharpness: float) -> tuple[float, np.ndarray, float]:
         """A smooth value, its gradient, and by how much the tangent there may lie too high.
@@ -193,44 +183,33 @@ class Programme:
         """
         with torch.enable_grad():
             point = torch.from_numpy(phi).requires_grad_()
-            logs = self.peaks.scales(point)
-            top, above = grouped(
-                self.peaks.few(logs), self.peaks.group, self.peaks.count, sharpness
-            )
+            peaks, logs = self.peaks, self.peaks.scales(point)
+            top, above = grouped(peaks.few(logs), peaks.group, peaks.count, sharpness)
             value = self.total(top, logs)
             # (nothing may depend on the log-scales, or on the largest entries)
-            slope, share = torch.autograd.grad(value, [point, top], allow_unused=True)
-        gradient = torch.zeros_like(point) if slope is None else slope
-        return (
-            float(value.detach()),
-            gradient.numpy(),
-            0.0 if share is None else float((share * above).sum()),
-        )
+            slope, share = torch.autograd.grad(
+                value, [point, top], allow_unused=True, materialize_grads=True
+            )
+        return float(value.detach()), slope.numpy(), float((share * above).sum())
 
 
 def minimise_convex(
-    programme: Programme,
-    limit: float,
-    tolerance: float,
-    steps: int | None = None,
-    floor: np.ndarray | None = None,
+    programme: Programme, limit: float, floor: np.ndarray, tolerance: float, steps: int | None
 ) -> tuple[np.ndarray, float, float, float, int]:
-    """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness: the log-scales,
-    the value before and there, a lower bound of it, and the evaluations.
+    """The minimum over ``|phi| <= limit`` and above the floor, by smooth problems of growing
+    sharpness: the log-scales, the value before and there, a lower bound of it, the evaluations.
     """
     phi = np.zeros(programme.peaks.scales.count)
     before = programme.value(phi)
     if not len(phi):
         return phi, before, before, before, 0
+    peaks, least = programme.peaks, np.maximum(floor, -limit)
     best, bound, spent = (before, phi), -np.inf, 0
-    least = np.full(len(phi), -limit) if floor is None else np.maximum(floor, -limit)
-    most = MOST if programme.peaks.count else 10 * MOST
-    entries = sum(entry.logs.numel() for entry in programme.peaks.entries)
-    seen = len(phi) + programme.passes * entries
-    each = max(FEWEST, min(steps or most, WORK // seen))
-    for sharpness in SHARPNESS if programme.peaks.count else SHARPNESS[:1]:
+    seen = len(phi) + programme.passes * sum(entry.logs.numel() for entry in peaks.entries)
+    each = max(FEWEST, min(steps or (MOST if peaks.count else 10 * MOST), WORK // seen))
+    for sharpness in SHARPNESS if peaks.count else SHARPNESS[:1]:
         for again in range(ROUNDS):
-            if not programme.peaks.grow(torch.from_numpy(phi)) and again:
+            if not peaks.grow(torch.from_numpy(phi)) and again:
                 break
             found = minimize(
                 lambda at: programme.smooth(at, sharpness)[:2],  # noqa: B023

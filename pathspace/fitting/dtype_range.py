@@ -28,7 +28,7 @@ from ..reduction import trace
 from ..shown import Shown, text_table
 from .activation_statistics import Key, Record, Sizes, activation_sizes
 from .calibration import Calibrated
-from .objectives import every_peak, running_variances
+from .objectives import running_variances, weight_peaks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -131,9 +131,8 @@ def fit_dtype(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(4, 8), ReLU(), Linear(8, 2))
         >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(16, 4)
         >>> scrambled = ps.rescale_(model, graph, torch.linspace(9, 14, 8))
         >>> fitted = ps.fit_dtype(scrambled, x)
@@ -148,14 +147,18 @@ def fit_dtype(
         )
     held = Calibrated(model, x)
     args, kwargs = held.batches[0]
-    graph = trace(model, *args, kwargs=kwargs)
-    most = ROUNDINGS * torch.finfo(dtype).eps
-    error, wide = _error(held, model, dtype)
-    before = activation_sizes(graph, held, exact=False, left_out=wide)
-    tensors, zero = _tensors(model), torch.zeros(graph.num_units, dtype=torch.float64)
-    started = _within(before, tensors, dtype, headroom) and not error > most
-    best = _Try(safe_deepcopy(model), zero, before, started, error)
-    for phi in () if started else _candidates(model, graph, before, dtype, headroom):
+    graph, kind = trace(model, *args, kwargs=kwargs), torch.finfo(dtype)
+    most, least = kind.max / headroom, kind.tiny * headroom
+
+    def tried(moved: nn.Module, phi: Tensor, on: Calibrated) -> _Try:
+        error, wide = _error(held, moved, dtype)
+        sizes = activation_sizes(graph, on, exact=False, left_out=wide)
+        fits = _within(sizes, _tensors(moved), most, least) and not error > ROUNDINGS * kind.eps
+        return _Try(moved, phi, sizes, fits, error)
+
+    zero = torch.zeros(graph.num_units, dtype=torch.float64)
+    before = best = tried(safe_deepcopy(model), zero, held)
+    for phi in () if before.fits else _candidates(model, graph, before.sizes, most, least):
         if torch.equal(phi, best.phi):
             continue
         try:
@@ -164,27 +167,23 @@ def fit_dtype(
             # (scales beyond the model's own type)
             continue
         again = Calibrated(moved, [kwargs or args for args, kwargs in held.batches])
-        with quiet(), torch.no_grad():
-            drift = max(distance(again.outputs(b, {}), held.outputs(b, {})) for b in held.batches)
-        if drift > MOVED:
+        if max(map(distance, again.reference, held.reference)) > MOVED:
             # (a norm whose variance comes near its eps)
             continue
-        found = _error(held, moved, dtype)[0]
-        sizes = activation_sizes(graph, again, exact=False, left_out=wide)
-        fit = _within(sizes, _tensors(moved), dtype, headroom) and not found > most
-        if fit or found < best.error / 2:
-            best = _Try(moved, phi, sizes, fit, found)
-        if fit:
+        found = tried(moved, phi, again)
+        if found.fits or found.error < best.error / 2:
+            best = found
+        if found.fits:
             break
     return Fitted(
         model=best.model,
         phi=best.phi,
         dtype=dtype,
         headroom=float(headroom),
-        table=_table(model, graph, before, best.sizes, tensors, _tensors(best.model)),
-        fitted_before=started,
+        table=_table(graph, before, best),
+        fitted_before=before.fits,
         fits=best.fits,
-        error_before=error,
+        error_before=before.error,
         error=best.error,
     )
 
@@ -200,54 +199,40 @@ class _Try(NamedTuple):
 
 
 def _candidates(
-    model: nn.Module, graph: Structure, sizes: Sizes, dtype: torch.dtype, headroom: float
+    model: nn.Module, graph: Structure, sizes: Sizes, most: float, least: float
 ) -> Iterator[Tensor]:
     """Balanced weights, or those of the model, moved into the range; all units, or exact ones."""
     starts = [torch.zeros(graph.num_units, dtype=torch.float64)]
     with suppress(InputError):
         # (weights may have no balance)
         starts.insert(0, graph.exact_part(balancing(model, graph).phi))
+    peaks, every = weight_peaks(model, graph, False, "moved"), graph.expand[:, 1:]
+    moving, top = sizes.ids != 0, math.log2(most)
+    channels, spread, _ = (part.numpy() for part in running_variances(model, graph))
+    free = vstack([signed_rows(every, sizes.ids[moving]), 2 * signed_rows(every, channels)])
+    high = top - np.concatenate([np.log2(sizes.largest[moving]), spread / LOG_2])
+    low = np.full(len(high), -np.inf)
+    low[: moving.sum()] = math.log2(least) - np.log2(sizes.rms[moving])
     for start in starts:
-        phi = _moved_in(model, graph, sizes, dtype, headroom, start.numpy() / LOG_2)
-        every = torch.from_numpy(phi) * LOG_2
-        yield from (every, graph.exact_part(every))
-
-
-def _moved_in(
-    model: nn.Module,
-    graph: Structure,
-    sizes: Sizes,
-    dtype: torch.dtype,
-    headroom: float,
-    start: np.ndarray,
-) -> np.ndarray:
-    """Powers of two near ``start`` that bring all sizes into the range, as far as it goes."""
-    kind, every = torch.finfo(dtype), graph.expand[:, 1:]
-    most, least = math.log2(kind.max / headroom), math.log2(kind.tiny * headroom)
-    moving, peaks = sizes.ids != 0, every_peak(model, graph, exact=False)
-    own, high = [signed_rows(every, sizes.ids[moving])], [most - np.log2(sizes.largest[moving])]
-    low = [least - np.log2(sizes.rms[moving])]
-    for _, units, logs in running_variances(model, graph):
-        own.append(2 * signed_rows(every, units.numpy()))
-        high.append(most - logs.numpy() / LOG_2)
-        low.append(np.full(len(logs), -np.inf))
-    phi = np.round(start)
-    for _ in range(ROUNDS):
-        peaks.grow(torch.from_numpy(phi) * LOG_2)
-        head, side, tail = (signed_rows(every, ids.numpy()) for ids in peaks.ids)
-        rows = vstack([*own, head - side - tail]).tocsr()
-        upper = np.floor(np.concatenate([*high, most - peaks.values.numpy() / LOG_2]))
-        lower = np.concatenate([*low, np.full(len(peaks.values), -np.inf)])
-        value = rows @ phi
-        wrong = value - np.clip(value, np.minimum(np.ceil(lower), upper), upper)
-        if not wrong.any():
-            break
-        share = wrong / np.maximum(np.asarray(abs(rows).sum(1)).reshape(-1), 1)
-        pull = csc_array(rows.multiply(share[:, None]))
-        # (of several, the strongest each way)
-        up, down = (each.toarray().reshape(-1) for each in (pull.min(0), pull.max(0)))
-        phi = phi - np.floor(up) - np.ceil(down)
-    return phi
+        # powers of two that bring all sizes into the range, as far as it goes
+        phi = np.round(start.numpy() / LOG_2)
+        for _ in range(ROUNDS):
+            peaks.grow(torch.from_numpy(phi) * LOG_2)
+            head, side, tail = (signed_rows(every, ids.numpy()) for ids in peaks.ids)
+            rows = vstack([free, head - side - tail]).tocsr()
+            upper = np.floor(np.concatenate([high, top - peaks.values.numpy() / LOG_2]))
+            lower = np.concatenate([low, np.full(len(peaks.values), -np.inf)])
+            value = rows @ phi
+            wrong = value - np.clip(value, np.minimum(np.ceil(lower), upper), upper)
+            if not wrong.any():
+                break
+            share = wrong / np.maximum(np.asarray(abs(rows).sum(1)).reshape(-1), 1)
+            pull = csc_array(rows.multiply(share[:, None]))
+            # (of several, the strongest each way)
+            up, down = (each.toarray().reshape(-1) for each in (pull.min(0), pull.max(0)))
+            phi = phi - np.floor(up) - np.ceil(down)
+        all_units = torch.from_numpy(phi) * LOG_2
+        yield from (all_units, graph.exact_part(all_units))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -255,78 +240,62 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in found if tensor.is_floating_point()}
 
 
-def _within(sizes: Sizes, tensors: dict[str, Tensor], dtype: torch.dtype, headroom: float) -> bool:
-    kind = torch.finfo(dtype)
+def _within(sizes: Sizes, tensors: dict[str, Tensor], most: float, least: float) -> bool:
     weights = max((float(p.abs().max()) for p in tensors.values() if p.numel()), default=0.0)
     matrices = [p.double() for p in tensors.values() if p.dim() > 1 and bool(p.any())]
     typical = min((float(p.square().mean().sqrt()) for p in matrices), default=math.inf)
     smallest = min(typical, float(sizes.rms[sizes.ids != 0].min(initial=math.inf)))
-    high = max(float(sizes.largest.max(initial=0.0)), weights) * headroom <= kind.max
-    return high and smallest >= headroom * kind.tiny
+    return max(float(sizes.largest.max(initial=0.0)), weights) <= most and smallest >= least
 
 
-def _table(
-    model: nn.Module,
-    graph: Structure,
-    before: Sizes,
-    after: Sizes,
-    old: dict[str, Tensor],
-    new: dict[str, Tensor],
-) -> tuple[RangeRow, ...]:
+def _table(graph: Structure, before: _Try, after: _Try) -> tuple[RangeRow, ...]:
     owners: dict[int, str] = {}
     for name, (_, head) in graph.whole_ends.items():
         owners = dict.fromkeys(head.unique().tolist(), owner(name) or "model") | owners
 
-    def groups(sizes: Sizes) -> dict[tuple[str, str], tuple[float, float]]:
-        found: dict[tuple[str, str], list[int]] = {}
-        for place, identity in enumerate(np.abs(sizes.ids).tolist()):
-            if identity == 0:
-                key = (sizes.places[place] or type(model).__name__, "fixed scales")
-            elif identity > graph.num_units:
-                key = ("products of units", "activations")
+    def rows_of(one: _Try) -> dict[tuple[str, str], tuple[float, float]]:
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        sizes = one.sizes
+        columns = (np.abs(sizes.ids), sizes.places, sizes.largest, sizes.rms)
+        for unit, place, largest, rms in zip(*(c.tolist() for c in columns), strict=True):
+            kind = "activations" if unit else "fixed scales"
+            if unit == 0:
+                name = place or type(one.model).__name__
+            elif unit > graph.num_units:
+                name = "products of units"
             else:
-                name = owners.get(identity) or graph.activation(identity).partition("[")[0]
-                key = (name, "activations")
-            found.setdefault(key, []).append(place)
-        return {
-            key: (float(sizes.largest[places].max()), float(sizes.rms[places].min()))
-            for key, places in found.items()
-        }
+                name = owners.get(unit) or graph.activation(unit).partition("[")[0]
+            most, least = found.get((name, kind), (0.0, math.inf))
+            found[name, kind] = max(most, largest), min(least, rms)
+        for name, tensor in _tensors(one.model).items():
+            if tensor.numel():
+                wide = tensor.double()
+                found[name, "weights"] = float(wide.abs().max()), float(wide.square().mean().sqrt())
+        return found
 
-    first, last = groups(before), groups(after)
-    for name, tensor in old.items():
-        if tensor.numel():
-            for found, each in ((first, tensor.double()), (last, new[name].double())):
-                size = float(each.abs().max()), float(each.square().mean().sqrt())
-                found[name, "weights"] = size
-    rows = []
-    for key, (largest, typical) in first.items():
-        then = last.get(key, (largest, typical))
-        rows.append(RangeRow(*key, largest, then[0], typical, then[1]))
+    then, rows = rows_of(after), []
+    for key, (largest, typical) in rows_of(before).items():
+        last = then.get(key, (largest, typical))
+        rows.append(RangeRow(*key, largest, last[0], typical, last[1]))
     return tuple(rows)
 
 
 @torch.no_grad()
 def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> tuple[float, frozenset[Key]]:
     """Largest change of the outputs by computing in a type, also in wider operations."""
-    small = stand_in(model, share_tensors=False).to(dtype)
+    small, reference = stand_in(model, share_tensors=False).to(dtype), held.reference
     worst, wide = 0.0, set()
-    for batch in held.batches:
-        # (both runs draw the same random numbers)
-        with quiet():
-            wanted = held.outputs(batch, {})
-        args, kwargs = cast(batch, dtype)
-        try:
-            with (
-                quiet(),
-                computing_in(dtype),
-                ModuleTracker() as running,
-                Record(_tensors(small).values(), running) as record,
-            ):
-                found = evaluate(small, {}, args, kwargs)
-        except Exception:
-            return math.nan, frozenset()
-        size = dtype.itemsize
-        wide |= {k for k, v in zip(record.keys, record.values, strict=True) if v.itemsize > size}
-        worst = max(worst, distance(real_leaves(found), wanted))
+    # (both runs draw the same random numbers)
+    with quiet():
+        for batch, wanted in zip(held.batches, reference, strict=True):
+            args, kwargs = cast(batch, dtype)
+            own = _tensors(small).values()
+            try:
+                with computing_in(dtype), ModuleTracker() as running, Record(own, running) as seen:
+                    found = evaluate(small, {}, args, kwargs)
+            except Exception:
+                return math.nan, frozenset()
+            pairs = zip(seen.keys, seen.values, strict=True)
+            wide |= {key for key, value in pairs if value.itemsize > dtype.itemsize}
+            worst = max(worst, distance(real_leaves(found), wanted))
     return worst, frozenset(wide)

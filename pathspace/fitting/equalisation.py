@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ TRIALS, WORK = 80, 1 << 31
 MANY = 6
 # the noise is predicted to first order only: a rough minimum will do
 ENOUGH, SEARCH = 1e-2, 60
+# largest change of a log-scale in a search
+WIDTH = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +113,8 @@ def equalise(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(8, 32), ReLU(), Linear(32, 4))
         >>> graph, x = ps.trace(model, torch.randn(1, 8)), torch.randn(256, 8)
         >>> scrambled = ps.rescale_(model, graph, torch.randn(graph.num_units))
         >>> found = ps.equalise(scrambled, graph, bits=6, calibration=x)
@@ -146,13 +147,10 @@ def equalise(
     few, places = len(before) < MANY, torch.arange(len(before))
     judge, fit = (places % HOLD == 1) | few, (places % HOLD != 1) | few
 
-    def seen(tensors: Mapping[str, Tensor]) -> float:
-        return float(held.noise(tensors)[fit].mean().nan_to_num(math.inf))
+    def seen(phi: Tensor) -> float:
+        return float(held.noise(rounded.at(phi))[fit].mean().nan_to_num(math.inf))
 
-    first = min(
-        (stay, *(step * gauge.phi for gauge in gauges for step in STEPS)),
-        key=lambda phi: seen(rounded.at(phi)),
-    )
+    first = min((stay, *(step * gauge.phi for gauge in gauges for step in STEPS)), key=seen)
     phi, after = stay, before
     for one in (searched(rounded, first, seen, trials), first):
         found = held.noise(rounded.at(one))
@@ -172,34 +170,24 @@ def equalise(
     )
 
 
-# largest change of a log-scale
-WIDTH = 0.1
-
-
 class Rounded:
     """Tensors of a model in other gauges, with the quantised ones rounded to a few bits."""
 
     def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
         self.graph, self.bits, self.per, self.axes = graph, bits, per, weight_axes(model)
-        self.own = {
-            name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())
-        }
+        named = (*model.named_parameters(), *model.named_buffers())
+        self.own = {name: tensor.detach() for name, tensor in named}
 
     def at(self, phi: Tensor) -> dict[str, Tensor]:
         """All tensors at ``phi``."""
-        factors, shifts = self.graph.gauge_factors(phi), self.graph.shifts
-        found = {
-            name: moved(own, *factors[name], shifts.get(name, 0.0)) if name in factors else own
-            for name, own in self.own.items()
-        }
+        found = dict(self.own)
+        for name, ends in self.graph.gauge_factors(phi).items():
+            found[name] = moved(found[name], *ends, self.graph.shifts.get(name, 0.0))
         return found | quantised_weights(found, self.axes, self.bits, self.per)
 
 
 def searched(
-    rounded: Rounded,
-    phi: Tensor,
-    noise: Callable[[dict[str, Tensor]], float],
-    trials: int,
+    rounded: Rounded, phi: Tensor, noise: Callable[[Tensor], float], trials: int
 ) -> Tensor:
     """A gauge near ``phi`` in which the errors of rounded weights cancel better.
 
@@ -213,14 +201,14 @@ def searched(
     groups = [torch.tensor(ids) for ids in {tuple(ids.tolist()): None for ids in units} if ids]
     if not groups or trials < 1:
         return phi
-    least, order = noise(rounded.at(phi)), list(range(len(groups)))
+    least, order = noise(phi), list(range(len(groups)))
     for trial in range(trials):
         if trial % len(groups) == 0:
             order = torch.randperm(len(groups), generator=generator).tolist()
         group, move = groups[order[trial % len(groups)]], torch.zeros_like(phi)
         move[group] = WIDTH * (2 * torch.rand(len(group), generator=generator, dtype=phi.dtype) - 1)
         there = phi + graph.exact_part(move)
-        found = noise(rounded.at(there))
+        found = noise(there)
         if found < least:
             phi, least = there, found
     return phi

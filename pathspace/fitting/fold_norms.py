@@ -54,9 +54,8 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)
-        ... ).eval()
+        >>> from torch.nn import BatchNorm2d, Conv2d, Sequential
+        >>> model = Sequential(Conv2d(3, 4, 3, bias=False), BatchNorm2d(4)).eval()
         >>> folded, x = ps.fold_norms(model), torch.randn(2, 3, 8, 8)
         >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
         (Identity(), True)
@@ -83,42 +82,31 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
 
 
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
-    nodes = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
+    nodes, sources = captured.graph.graph.nodes, captured.sources
+    readers = {sources[node.name][1]: [*node.users] for node in nodes if node.name in sources}
     modules = dict(model.named_modules(remove_duplicate=False))
     times = [id(module) for module in modules.values()]
-
-    def path_of(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> str | None:
-        """The module of these kinds all of whose tensors this node reads, and no other node."""
-        read = {
-            captured.sources[each.name][1]: list(each.users)
-            for each in node.all_input_nodes
-            if each.name in captured.sources
-        }
-        for path in {name.rpartition(".")[0] for name in read if "." in name}:
-            module = modules.get(path)
-            if not isinstance(module, kinds) or times.count(id(module)) > 1:
-                continue
+    # node -> the module all of whose tensors it reads, and no other node
+    alone: dict[Any, str] = {}
+    for path, module in modules.items():
+        if isinstance(module, _BatchNorm | _ConvNd | nn.Linear) and times.count(id(module)) == 1:
             held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
             own = [f"{path}.{key}" for key, tensor in held if tensor.is_floating_point()]
-            if own and all(read.get(name) == [node] for name in own):
-                return path
-        return None
-
+            users = [readers.get(name, []) for name in own]
+            if users and len(users[0]) == 1 and all(each == users[0] for each in users):
+                alone[users[0][0]] = path
     for node in nodes:
         source = node.args[0] if node.args else None
         if (
-            operation_name(node.target) not in NORMS
-            or not isinstance(source, fx.Node)
-            or len(source.users) > 1
+            operation_name(node.target) in NORMS
+            and isinstance(source, fx.Node)
+            and len(source.users) == 1
+            and operation_name(source.target).startswith(("aten.conv", "aten.linear"))
+            and {node, source} <= alone.keys()
         ):
-            continue
-        if not operation_name(source.target).startswith(("aten.conv", "aten.linear")):
-            continue
-        norm, layer = path_of(node, (_BatchNorm,)), path_of(source, (_ConvNd, nn.Linear))
-        if norm is None or layer is None:
-            continue
-        if _foldable(modules[layer], source.meta.get("val"), modules[norm]):
-            yield layer, norm
+            layer, norm = alone[source], alone[node]
+            if _foldable(modules[layer], source.meta.get("val"), modules[norm]):
+                yield layer, norm
 
 
 def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
@@ -130,15 +118,13 @@ def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
     flat = flat and not is_parametrized(layer) and not has_hooks(norm)
     # (torch folds no groups of transposed convolutions)
     flat = flat and not (isinstance(layer, _ConvTransposeNd) and layer.groups > 1)
-    fixed = not norm.training and norm.running_var is not None
-    known = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-    return flat and fixed and type(norm).forward in known
+    known = type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    known = known and not isinstance(layer, _BatchNorm)
+    return flat and known and not norm.training and norm.running_var is not None
 
 
 @torch.no_grad()
-def _fold(layer: nn.Module, norm: nn.Module) -> None:
-    assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
-    assert norm.running_mean is not None and norm.running_var is not None
+def _fold(layer: Any, norm: Any) -> None:
     mean, var = norm.running_mean.double(), norm.running_var.double()
     turned = isinstance(layer, _ConvTransposeNd)
     weight, bias = fuse_conv_bn_weights(

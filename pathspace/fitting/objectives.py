@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from ..errors import InputError, expect_numbers
 from ..gauge.pairs import MatrixLayout, at
-from ..graph.parts import Statistic
 from ..graph.structure import Structure
 from ..models.inputs import made_up
 from ..paths.norms import path_sensitivity
@@ -24,6 +23,8 @@ from .quantise import check_format, weight_axes
 
 # what the logarithm of every weight costs, in passes over all of them
 PASSES = 4
+# relative error that the rounding of running variances may make
+ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,10 @@ class Range:
     per: str = "tensor"
 
     def programme(
-        self,
-        model: nn.Module,
-        graph: Structure,
-        calibration: Any = None,  # noqa: ARG002
-        exact: bool = True,
+        self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True
     ) -> Programme:
-        """The function of the log-scales."""
+        """The function of the log-scales, which needs no data."""
+        del calibration
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per)
         levels = math.log(2 ** (self.bits - 1) - 1)
@@ -109,10 +107,8 @@ class Range:
             for entry in peaks.entries:
                 lacking = entry.tops(top) - levels - entry.moved(logs)
                 # (in single precision, because there are as many as weights; zeros lack nothing)
-                bits = F.softplus(
-                    2 * lacking.float().masked_fill(~entry.logs.isfinite(), -torch.inf)
-                )
-                value = value + bits.sum(dtype=torch.float64)
+                steps = lacking.float().masked_fill(~entry.logs.isfinite(), -torch.inf)
+                value = value + F.softplus(2 * steps).sum(dtype=torch.float64)
             return value / (2 * math.log(2) * max(count, 1))
 
         return Programme(peaks, total, PASSES)
@@ -145,16 +141,15 @@ class ActivationRange:
         expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
         sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
-        peaks = every_peak(model, graph, exact)
+        peaks = weight_peaks(model, graph, exact, "moved")
         # (fixed scales outside of the range would hide all others)
         moving = sizes.ids != 0
         ids = torch.from_numpy(sizes.ids[moving])
         high = torch.from_numpy(sizes.largest[moving]).log() + margin - math.log(kind.max)
         low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms[moving]).log()
 
-        norms = running_variances(model, graph)
-        units = torch.cat([ids[:0], *(channels for _, channels, _ in norms)])
-        spread = torch.cat([high[:0], *(logs for *_, logs in norms)]) + margin - math.log(kind.max)
+        units, spread, _ = running_variances(model, graph)
+        spread = spread + margin - math.log(kind.max)
 
         def total(top: Tensor, logs: Tensor) -> Tensor:
             scale = at(logs, ids)
@@ -192,7 +187,7 @@ class Smooth:
         peaks = weight_peaks(model, graph, exact, "tail")
         ids, alpha, beta = torch.from_numpy(sizes.ids), self.alpha, 1 - self.alpha
         # units that are both written and read, by weights other than 0
-        met = peaks.exact(torch.zeros(peaks.scales.count, dtype=torch.float64)) > -torch.inf
+        met = peaks.exact(torch.zeros(peaks.scales.ids, dtype=torch.float64)) > -torch.inf
         read = (ids != 0) & (met[ids.abs()] if len(met) else False)
         largest, ids = torch.from_numpy(sizes.largest).log()[read], ids[read]
         live = ids.abs().unique()
@@ -216,12 +211,10 @@ class Conditioning:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
-        >>> found = ps.choose_gauge(
-        ...     model, ps.trace(model, torch.randn(1, 2)), ps.Conditioning()
-        ... ).certificate
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3), ReLU(), Linear(3, 1))
+        >>> graph = ps.trace(model, torch.randn(1, 2))
+        >>> found = ps.choose_gauge(model, graph, ps.Conditioning()).certificate
         >>> found.after <= found.before and found.gap < 1e-3
         True
 
@@ -240,15 +233,11 @@ class Conditioning:
             felt = calibrated(model, graph, calibration).sensitivity()
         peaks, log_sums, counts = Peaks(Logs(graph, exact)), 0.0, []
         for block in graph.blocks:
-            layout = MatrixLayout(block.tail, block.head, block.shape)
-            own_felt = felt[block.name]
-            peaks.add(
-                layout,
-                torch.zeros(len(layout.head), len(layout.tail)),
-                layout.matrix(own_felt, largest=False),
-            )
-            counts.append(layout.matrix((own_felt > 0).double(), largest=False))
-            log_sums += float(own_felt[own_felt > 0].log().sum())
+            layout, here = MatrixLayout(block.tail, block.head, block.shape), felt[block.name]
+            sizes = torch.zeros(len(layout.head), len(layout.tail))
+            peaks.add(layout, sizes, layout.matrix(here, largest=False))
+            counts.append(layout.matrix((here > 0).double(), largest=False))
+            log_sums += float(here[here > 0].log().sum())
         number = max(sum(float(count.sum()) for count in counts), 1.0)
 
         def total(_top: Tensor, logs: Tensor) -> Tensor:
@@ -266,11 +255,9 @@ Objective = Noise | Range | ActivationRange | Smooth | Conditioning
 
 def calibrated(model: nn.Module, graph: Structure, calibration: Any) -> Calibrated:
     """A model with its calibration batches, or with inputs made up."""
-    if isinstance(calibration, Calibrated):
-        return calibration
-    return Calibrated(
-        model, made_up(model, graph.captured.examples()) if calibration is None else calibration
-    )
+    if calibration is None:
+        calibration = made_up(model, graph.captured.examples())
+    return calibration if isinstance(calibration, Calibrated) else Calibrated(model, calibration)
 
 
 def weight_peaks(
@@ -279,45 +266,44 @@ def weight_peaks(
     exact: bool,
     per: str,
     felt: Mapping[str, Tensor] | None = None,
-    axes: Mapping[str, int] | None = None,
 ) -> Peaks:
-    """Largest entries of the quantised weights that move; ``felt`` are weights of their squares."""
-    peaks = Peaks(Logs(graph, exact))
+    """Largest entries of quantised weights, or of all tensors that the gauge moves where they are
+    taken per ``"moved"`` tensor; ``felt`` are weights of their squares.
+    """
+    peaks, axes, ends = Peaks(Logs(graph, exact)), weight_axes(model), graph.whole_ends
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    axes, ends = weight_axes(model) if axes is None else axes, graph.whole_ends
     for block in graph.blocks:
-        name = block.name
+        name, own = block.name, parameters[block.name].detach()
+        kept = name in axes
+        if per == "moved":
+            moving = bool(block.head.any()) or bool(block.tail.any())
+            kept = moving and own.is_floating_point() and own.numel() > 0
         # (of a shifted tensor not the tensor scales, but its sum with a constant)
-        if name not in axes or name in graph.shifts:
+        if not kept or name in graph.shifts:
             continue
         layout = MatrixLayout(*ends[name], block.shape, axes[name] if per == "channel" else None)
         if per == "tail":
             layout.group_by_tail()
-        size = parameters[name].detach().cpu().double().abs()
-        own = None
+        size, weights = own.cpu().double().abs(), None
         if felt is not None:
-            own = layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
-        peaks.add(layout, layout.matrix(size, largest=True), own, shared=per == "tail")
+            weights = layout.matrix(torch.where(size > 0, felt[name], 0), largest=False)
+        peaks.add(layout, layout.matrix(size, largest=True), weights, shared=per == "tail")
     return peaks
 
 
-def running_variances(model: nn.Module, graph: Structure) -> list[tuple[Statistic, Tensor, Tensor]]:
-    """Running variances that move: ids of the channels, and ``log(var + eps)``."""
-    found, buffers = [], dict(model.named_buffers())
+def running_variances(model: nn.Module, graph: Structure) -> tuple[Tensor, Tensor, Tensor]:
+    """Running variances that move: ids of the channels, ``log(var + eps)``, and the smallest such
+    logarithm at which ``s^2 (var + eps) - eps`` keeps digits of the variance.
+    """
+    none = torch.zeros(0, dtype=torch.float64)
+    units, logs, least = [none.long()], [none], [none]
+    buffers = dict(model.named_buffers())
     for entry in graph.statistics:
         if entry.var in buffers:
-            sums = buffers[entry.var].detach().cpu().double() + entry.eps
-            units = entry.units.expand(sums.shape).reshape(-1)
-            found.append((entry, units, sums.clamp_min(1e-300).log().reshape(-1)))
-    return found
-
-
-def every_peak(model: nn.Module, graph: Structure, exact: bool) -> Peaks:
-    """Largest entries of all tensors that the gauge moves."""
-    moving = {b.name for b in graph.blocks if bool(b.head.any()) or bool(b.tail.any())}
-    own = {
-        name: 0
-        for name, p in model.named_parameters()
-        if name in moving and p.is_floating_point() and p.numel()
-    }
-    return weight_peaks(model, graph, exact, "tensor", axes=own)
+            buffer = buffers[entry.var].detach().cpu()
+            sums = buffer.double().reshape(-1) + entry.eps
+            lowest = torch.finfo(buffer.dtype).eps / ROUNDED * entry.eps
+            units.append(entry.units.expand(buffer.shape).reshape(-1))
+            logs.append(sums.clamp_min(1e-300).log())
+            least.append(torch.full_like(sums, lowest).log())
+    return torch.cat(units), torch.cat(logs), torch.cat(least)

@@ -28,13 +28,10 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters():
         path, _, key = name.rpartition(".")
-        layer = isinstance(modules.get(path), LAYERS) and key == "weight"
-        if parameter.is_floating_point() and (
-            layer or sum(size > 1 for size in parameter.shape) > 1
-        ):
-            found[name] = (
-                1 if isinstance(modules.get(path), _ConvTransposeNd) and parameter.dim() > 1 else 0
-            )
+        module, matrix = modules.get(path), sum(size > 1 for size in parameter.shape) > 1
+        layer = isinstance(module, LAYERS) and key == "weight"
+        if parameter.is_floating_point() and (layer or matrix):
+            found[name] = int(isinstance(module, _ConvTransposeNd) and parameter.dim() > 1)
     return found
 
 

@@ -42,8 +42,11 @@ class SmoothingPair(Shown):
     left_out: str = ""
 
 
-def _units(ids: Tensor, count: int) -> frozenset[int]:
-    return frozenset(unit for unit in ids.abs().unique().tolist() if 0 < unit <= count)
+def _units(graph: Structure, block: WeightBlock) -> tuple[frozenset[int], frozenset[int]]:
+    """The units that the weights of a tensor enter, and those that they leave."""
+    every = (ids.abs().unique() for ids in (block.head, block.tail))
+    heads, tails = (frozenset(ids[(ids > 0) & (ids <= graph.num_units)].tolist()) for ids in every)
+    return heads, tails
 
 
 def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
@@ -60,33 +63,27 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
-        ... )
+        >>> from torch.nn import LayerNorm, Linear, ReLU, Sequential
+        >>> model = Sequential(LayerNorm(4), Linear(4, 6), ReLU(), Linear(6, 2))
         >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
         >>> [(pair.writers, pair.readers, pair.exact) for pair in pairs]
         [(('0',), ('1',), True), (('1',), ('3',), True)]
     """
     expect_arguments("smoothing_pairs", graph=graph)
-    entering = {block.name: _units(block.head, graph.num_units) for block in graph.blocks}
-    leaving = {block.name: _units(block.tail, graph.num_units) for block in graph.blocks}
+    sides = {block.name: _units(graph, block) for block in graph.blocks}
+    biases = {block.name for block in graph.blocks if _is_bias(block, graph.blocks)}
     readers_of: dict[int, list[str]] = {}
     for block in graph.blocks:
-        if len(block.shape) > 1:
-            for unit in leaving[block.name]:
-                readers_of.setdefault(unit, []).append(block.name)
+        for unit in sides[block.name][1] if len(block.shape) > 1 else ():
+            readers_of.setdefault(unit, []).append(block.name)
     sets: dict[tuple[frozenset[int], tuple[str, ...]], list[str]] = {}
-    for block in graph.blocks:
-        units = frozenset(unit for unit in entering[block.name] if unit in readers_of)
+    for name, (entering, _) in sides.items():
+        units = frozenset(unit for unit in entering if unit in readers_of)
+        found = dict.fromkeys(reader for unit in sorted(units) for reader in readers_of[unit])
+        readers = tuple(reader for reader in found if reader != name)
         # (a single unit is left out; a bias has the same units as its weight)
-        if len(units) > 1 and not _is_bias(block, graph.blocks):
-            reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
-            readers = tuple(
-                name for name in reading if leaving[name] & units and name != block.name
-            )
-            if readers:
-                sets.setdefault((units, readers), []).append(block.name)
-    approximate = set(graph.approximate.tolist())
+        if len(units) > 1 and readers and name not in biases:
+            sets.setdefault((units, readers), []).append(name)
     # unit -> tensors with its scale, those with products of it included
     touching: dict[int, set[str]] = {}
     ends = [(block.name, side) for block in graph.blocks for side in (block.tail, block.head)]
@@ -94,21 +91,16 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     for name, side in ends:
         for unit in np.unique(graph.expand[side.abs().unique().numpy()].indices).tolist():
             touching.setdefault(unit, set()).add(name)
-    pairs = []
+    pairs, approximate = [], set(graph.approximate.tolist())
     for (units, readers), writers in sets.items():
-        ids = torch.tensor(sorted(units))
-        sides = tuple(writers), readers
-        owners = [tuple(dict.fromkeys(map(owner, names))) for names in sides]
+        ids, names = torch.tensor(sorted(units)), (tuple(writers), readers)
+        writing, reading = (tuple(dict.fromkeys(map(owner, side))) for side in names)
         # what the rows of writers and the columns of readers are, biases included
-        moved = {*writers, *readers} | {
-            block.name
-            for block in graph.blocks
-            if owner(block.name) in owners[0] and _is_bias(block, graph.blocks)
-        }
+        moved = {*writers, *readers, *(name for name in biases if owner(name) in writing)}
         # (other tensors that are of the same units would have to follow)
         exact = all(touching[unit] <= moved for unit in units) and not units & approximate
-        left_out = _left_out(graph, owners[0], sides, ids)
-        pairs.append(SmoothingPair(owners[0], owners[1], sides, exact, ids, left_out))
+        left_out = _left_out(graph, writing, names, ids)
+        pairs.append(SmoothingPair(writing, reading, names, exact, ids, left_out))
     return pairs
 
 
@@ -118,10 +110,7 @@ def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
 
 
 def _left_out(
-    graph: Structure,
-    owners: tuple[str, ...],
-    parameters: tuple[tuple[str, ...], ...],
-    units: Tensor,
+    graph: Structure, owners: Sequence[str], parameters: Sequence[Sequence[str]], units: Tensor
 ) -> str:
     """Why no tool can use a pair: rows of one weight that pairs with columns of readers."""
     if len(owners) > 1:
@@ -197,12 +186,11 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
         f"    {'SmoothQuantModifier' if smooth else 'AWQModifier'}:",
         f"      mappings:{'' if single else ' []'}",
     ]
-    for writer, readers in single:
+    for writer, readers in ((dumps(one), dumps(others)) for one, others in single):
         if smooth:
-            lines.append(f"        - [{dumps(readers)}, {dumps(writer)}]")
+            lines.append(f"        - [{readers}, {writer}]")
         else:
-            lines.append(f"        - smooth_layer: {dumps(writer)}")
-            lines.append(f"          balance_layers: {dumps(readers)}")
+            lines += [f"        - smooth_layer: {writer}", f"          balance_layers: {readers}"]
     for pair in pairs:
         if pair.left_out:
             names = " -> ".join(", ".join(side) for side in (pair.writers, pair.readers))

@@ -45,11 +45,8 @@ class WeightInputs(TorchFunctionMode):
         if func in PRODUCTS:
             place, weight, dim = PRODUCTS[func]
             if len(args) > weight and isinstance(args[weight], Tensor) and args[weight].dim() == 2:
-                args = (
-                    *args[:place],
-                    self._seen(args[place], args[weight], dim),
-                    *args[place + 1 :],
-                )
+                seen = self._seen(args[place], args[weight], dim)
+                args = (*args[:place], seen, *args[place + 1 :])
         return func(*args, **(kwargs or {}))
 
     def _seen(self, given: Tensor, factor: Tensor, dim: int) -> Tensor:

@@ -62,7 +62,8 @@ class Carried(nn.Module):
         """The other outputs of all calls, one list for each call."""
         given = inspect.signature(self.model.forward).bind(*args, **kwargs)
         for name in self.carried:
-            given.arguments[name] = pytree.tree_map(_zeros, given.arguments.get(name))
+            state = given.arguments.get(name)
+            given.arguments[name] = pytree.tree_map_only(Tensor, torch.zeros_like, state)
         found = []
         for _ in range(self.calls):
             outputs = self.model(*given.args, **given.kwargs)
@@ -78,7 +79,3 @@ class Carried(nn.Module):
                 given.arguments[name] = named[key]
             found.append([v for key, v in named.items() if key not in self.carried.values()])
         return found
-
-
-def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else value

@@ -33,12 +33,14 @@ def safe_deepcopy(
     (``torch.nn.utils.prune`` does), are detached. Hooks of objects with a true attribute
     ``stays_behind`` measure the model from outside, and are left out.
     """
-    memo = {**dict(_instead(model, share_tensors)), **(replaced or {})}
-    observers = {}
-    for module in every_module(model):
-        for held in _hooks(module):
-            for hook in filter(_stays_behind, held.values()):
-                observers[id(hook)] = memo[id(hook)] = hook
+    every = [
+        hook
+        for module in every_module(model)
+        for hooks in _hooks(module)
+        for hook in hooks.values()
+    ]
+    observers = {id(hook): hook for hook in every if _stays_behind(hook)}
+    memo = dict(_instead(model, share_tensors)) | dict(replaced or {}) | observers
     try:
         try:
             twin = copy.deepcopy(model, dict(memo))
@@ -50,10 +52,9 @@ def safe_deepcopy(
             f"{type(model).__name__} cannot be copied ({why}), expected a module that copy.deepcopy"
             " can copy; remove the objects that cannot be copied."
         ) from error
-    for module in every_module(twin) if observers else ():
-        for held in _hooks(module):
-            for number in [number for number, hook in held.items() if id(hook) in observers]:
-                del held[number]
+    for held in (hooks for module in every_module(twin) for hooks in _hooks(module)):
+        for number in [number for number, hook in held.items() if id(hook) in observers]:
+            del held[number]
     return twin
 
 
@@ -61,9 +62,9 @@ def _instead(model: nn.Module, share: bool) -> Iterator[tuple[int, Any]]:
     """Ids of objects in a model, and what its copy has in their place."""
     for module in every_module(model):
         own = [value for key, value in vars(module).items() if key != "_modules"]
-        yield from (
-            (id(value), type(value)()) for value in own if type(value) in SLOW and not value
-        )
+        for value in own:
+            if type(value) in SLOW and not value:
+                yield id(value), type(value)()
         for value in pytree.tree_leaves(list(filter(may_hold, own))):
             made = _tensor(value, share) if isinstance(value, Tensor) else None
             if made is not None:
@@ -103,9 +104,8 @@ def _tensor(value: Tensor, share: bool) -> Tensor | None:
         # (inference tensors take no part in autograd; copy.deepcopy would read memory that
         # tensors without values do not have)
         clone = value.detach().clone()
-        return (
-            nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
-        )
+        kept = isinstance(value, nn.Parameter)
+        return nn.Parameter(clone, value.requires_grad) if kept else clone
     if not value.is_leaf:
         return value.detach() if share else value.detach().clone()
     return value if share else None
@@ -127,23 +127,18 @@ def cut_ties(model: nn.Module) -> nn.Module:
 @torch.no_grad()
 def set_parameters(model: nn.Module, new: Mapping[str, Tensor]) -> None:
     """Write numbers into parameters; one with several names is cut where these differ."""
-    places = every_tensor(model, "_parameters")
-    names: dict[int, list[str]] = {}
+    places, modules = every_tensor(model, "_parameters"), dict(every_path(model))
+    first: dict[int, str] = {}
     for name, parameter in places.items():
-        names.setdefault(id(parameter), []).append(name)
-    modules = dict(every_path(model))
-    for alike in names.values():
-        first, *others = alike
-        parameter = places[first]
-        old = parameter.detach().clone() if others else parameter
-        for name in others:
-            own = new.get(name, old)
-            if not torch.equal(own, new.get(first, old)):
-                path, _, key = name.rpartition(".")
-                modules[path]._parameters[key] = nn.Parameter(own.clone(), parameter.requires_grad)
-                untie(model)
-        if first in new:
-            parameter.copy_(new[first])
+        known = first.setdefault(id(parameter), name)
+        own, shared = new.get(name, parameter), new.get(known, parameter)
+        if own is not shared and not torch.equal(own, shared):
+            path, _, key = name.rpartition(".")
+            modules[path]._parameters[key] = nn.Parameter(own.clone(), parameter.requires_grad)
+            untie(model)
+    for name in first.values():
+        if name in new:
+            places[name].copy_(new[name])
 
 
 def untie(model: nn.Module) -> bool:

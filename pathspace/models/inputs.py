@@ -56,9 +56,7 @@ def describe_inputs(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         simple = isinstance(value, bool | int | float | str | None)
         return repr(value) if simple else type(value).__name__
 
-    parts = [one(value) for value in values] + [
-        f"{key}={one(value)}" for key, value in kwargs.items()
-    ]
+    parts = [*map(one, values), *(f"{key}={one(value)}" for key, value in kwargs.items())]
     return ", ".join(parts) or "no inputs"
 
 
@@ -74,6 +72,12 @@ def mistaken_input(args: Sequence[Any]) -> str:
     return ""
 
 
+def is_empty(inputs: Any) -> bool:
+    """Whether there are tensors, none of which has an entry."""
+    tensors = [leaf for leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
+
+
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse inputs of another kind or without samples."""
     name = type(model).__name__
@@ -83,8 +87,7 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
                 f"{name} was given a numpy array, expected tensors; convert it with"
                 " torch.from_numpy, and let the model take a tensor."
             )
-    tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if tensors and not any(tensor.numel() for tensor in tensors):
+    if is_empty((args, kwargs)):
         raise InputError(
             f"{name} was given inputs with no samples ({describe_inputs(args, kwargs)}), expected"
             " at least one; pass a batch that is not empty."

@@ -60,11 +60,7 @@ def quiet() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with (
-            warnings.catch_warnings(),
-            random_kept(),
-            redirect_stderr(io.StringIO()),
-        ):
+        with warnings.catch_warnings(), random_kept(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -9,7 +9,8 @@ moves so that its sum with ``eps`` scales.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import inspect
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from traceback import StackSummary, walk_stack
 from typing import Any
@@ -28,12 +29,11 @@ EPS_POSITION = {
     "batch_norm": 7,
     "instance_norm": 7,
 }
-# where they take whether they use statistics of the data, and what they do by default
-BY_DATA = {
-    nn.functional.batch_norm: ("training", False),
-    nn.functional.instance_norm: ("use_input_stats", True),
+# normalisations that may read running statistics
+FROZEN = {
+    norm: inspect.signature(norm)
+    for norm in (nn.functional.batch_norm, nn.functional.instance_norm)
 }
-FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 
 def precision(model: nn.Module) -> torch.dtype:
@@ -43,21 +43,14 @@ def precision(model: nn.Module) -> torch.dtype:
     return next(real, None) or next(parts, torch.float64)
 
 
-def _frozen_batch_norm(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
-) -> Tensor:
+def _frozen_batch_norm(given: Mapping[str, Any]) -> Tensor:
     """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
-    scale = (1 if weight is None else weight) * (running_var + eps).rsqrt()
-    shift = -running_mean * scale if bias is None else bias - running_mean * scale
-    shape = [-1, *[1] * (input.dim() - 2)]
+    x, mean, weight, bias = (given[key] for key in ("input", "running_mean", "weight", "bias"))
+    scale = (1 if weight is None else weight) * (given["running_var"] + given["eps"]).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = [-1, *[1] * (x.dim() - 2)]
     # in one operation, which keeps no more for its backward pass than the layer does
-    return torch.addcmul(shift.reshape(shape), input, scale.reshape(shape))
+    return torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
 
 
 def _alone(input: Tensor, num_groups: int, *_: Any, **__: Any) -> bool:
@@ -78,16 +71,14 @@ class NoEps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        at_work = BY_DATA.get(func)
-        if at_work is not None:
-            if not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
-                own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
-                return _frozen_batch_norm(
-                    *args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own
-                )
+        if func in FROZEN:
+            given = FROZEN[func].bind(*args, **kwargs)
+            given.apply_defaults()
+            named = given.arguments
+            if not named.get("training", named.get("use_input_stats")):
+                return _frozen_batch_norm(named)
             # (what it only writes into is no operand of the function)
-            args = (*args[:1], *(None for _ in args[1:3]), *args[3:])
-            kwargs |= {name: None for name in FROZEN[1:3] if name in kwargs}
+            args, kwargs = (), named | {"running_mean": None, "running_var": None}
         if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")

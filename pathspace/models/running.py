@@ -96,11 +96,8 @@ def run_forward(
         # (some models write into their weights, as those with a constraint of their norm)
         own |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     # models that differentiate in their forward ask for gradients by their parameters
-    wanted = {
-        name
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
-    }
+    named = model.named_parameters(remove_duplicate=False)
+    wanted = {name for name, parameter in named if parameter.requires_grad}
     given = {
         name: tensor.detach().requires_grad_() if name in wanted else tensor
         for name, tensor in (own | dict(weights or {})).items()
@@ -173,9 +170,8 @@ def outputs(
     kept = nullcontext() if seed is None else torch_kept(seed)
     try:
         with quiet(), torch.no_grad(), kept:
-            return [
-                leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)
-            ]
+            found = model.eval()(*args, **kwargs)
+        return [leaf for leaf in leaves(found) if isinstance(leaf, Tensor)]
     finally:
         for module, training in before.items():
             module.training = training
@@ -201,10 +197,9 @@ def evaluate(
 
     A shared tensor is replaced everywhere, also in lists, whichever of its names is given.
     """
-    held = {id(tensor): tensor for tensor in tensors_of(model).values()}
-    for name, tensor in tensors_of(model).items():
-        if name in tensors:
-            held[id(tensor)] = tensors[name]
+    own = tensors_of(model)
+    held = {id(tensor): tensor for tensor in own.values()}
+    held |= {id(tensor): tensors[name] for name, tensor in own.items() if name in tensors}
     # (modes would see how the tensors of attributes are copied)
     with with_numbers(), torch._C.DisableTorchFunction():
         copy = safe_deepcopy(model, replaced=held)

@@ -10,6 +10,7 @@ flow of ``z`` through ``v``.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -174,53 +175,41 @@ class BasisPaths(Shown):
             raise IndexError(f"basis has {len(self)} paths, found index {i}")
         i %= len(self)
         if i < self.skeleton.num_chains:
-            unit = int(self.skeleton.representatives[i])
-            walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(
-                self.skeleton.tree_out, unit, 1
-            )
+            tail = head = int(self.skeleton.representatives[i])
+            total, back = Counter[int](), 1
         else:
             # the i-th number that is not among the sorted tree edges
             rank = i - self.skeleton.num_chains
-            edge = rank + int(
-                np.searchsorted(
-                    self.tree_edges - np.arange(len(self.tree_edges)), rank, side="right"
-                )
-            )
+            gaps = self.tree_edges - np.arange(len(self.tree_edges))
+            edge = rank + int(np.searchsorted(gaps, rank, side="right"))
             block, flat = self.graph.locate(edge)
             tail, head = map(int, self.graph.blocks[block].ends_at(np.array(flat)))
             # where one tree serves both ways, the suffix is the prefix walked back
             back = -1 if self.graph.forms.shape[0] else 1
-            walk = [(edge, 1)]
-            walk += self._walk(self.skeleton.tree_in, abs(tail), 1 if tail > 0 else -1)
-            walk += self._walk(self.skeleton.tree_out, abs(head), back if head > 0 else -back)
-        total: dict[int, int] = {}
-        for edge, count in walk:
-            total[edge] = total.get(edge, 0) + count
+            total = Counter({edge: 1})
+        self._walk(total, self.skeleton.tree_in, tail)
+        self._walk(total, self.skeleton.tree_out, head, back)
         numbers = np.array(sorted(edge for edge, count in total.items() if count), np.int64)
         counts = [total[edge] for edge in numbers.tolist()]
         large = any(abs(count) >= WORD for count in counts)
         return Path(self.graph, numbers, np.array(counts, object if large else np.int64))
 
-    def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
-        steps: list[tuple[int, int]] = []
-        pending = [(unit, sign)]
+    def _walk(self, total: Counter[int], tree: SpanningTree, end: int, sign: int = 1) -> None:
+        """Count the edges from a signed id along a tree."""
+        pending = [(abs(end), sign if end > 0 else -sign)]
         while pending:
             unit, sign = pending.pop()
             if unit > self.graph.num_units:
                 row = self.graph.expand[[unit]]
-                pending += [
-                    (int(k), sign * int(c)) for k, c in zip(row.indices, row.data, strict=True)
-                ]
             elif unit:
                 number = int(self.graph.edge_numbers(int(tree.block[unit]), tree.index[[unit]])[0])
-                own = sign * int(tree.own[unit])
-                steps.append((number, own if tree.forward[unit] else -own))
+                own, row = sign * int(tree.own[unit]), tree.rest[[unit]]
+                total[number] += own if tree.forward[unit] else -own
                 pending.append((int(tree.parent[unit]), own * int(tree.other[unit])))
-                rest = tree.rest[[unit]]
-                pending += [
-                    (int(k), sign * int(c)) for k, c in zip(rest.indices, rest.data, strict=True)
-                ]
-        return steps
+            else:
+                continue
+            others = zip(row.indices.tolist(), row.data.tolist(), strict=True)
+            pending += [(other, sign * count) for other, count in others]
 
     def counting_matrix(self) -> csr_array:
         """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
@@ -287,8 +276,7 @@ class BasisPaths(Shown):
         entry = self.graph.blocks[block]
         free = torch.zeros(entry.numel, dtype=torch.bool)
         free[entry.used] = True
-        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            free[torch.from_numpy(tree.index[tree.block == block])] = False
+        free[torch.from_numpy(np.concatenate(self.skeleton.positions(entry.name)))] = False
         return free
 
     def monomials(self) -> list[sympy.Expr]:
@@ -318,36 +306,31 @@ class BasisPaths(Shown):
                 f"rebuild found values of shape {tuple(values.shape)} and signs of shape"
                 f" {tuple(signs.shape)}, expected ({len(self)},) and ({graph.num_units},)."
             )
-        values = values.double()
-        chains = torch.cat([torch.ones(1, dtype=torch.float64), values[: skeleton.num_chains]])
+        values, one = values.double(), torch.ones(1, dtype=torch.float64)
+        chains = torch.cat([one, values[: skeleton.num_chains]])
         if bool((chains == 0).any()):
             raise InputError(
                 "rebuild found a skeleton path of value 0, expected non-zero values; the weights"
                 " behind it are not determined."
             )
-        suffix = skeleton.suffixes(torch.cat([torch.ones(1, dtype=torch.float64), signs.double()]))
-        through = chains[torch.from_numpy(skeleton.chain)].pow(
-            torch.from_numpy(skeleton.chain_sign)
-        )
+        suffix = skeleton.suffixes(torch.cat([one, signs.double()]))
+        through = signed_power(chains, torch.from_numpy(skeleton.chain * skeleton.chain_sign))
         prefix = through / suffix
         result, position = {}, skeleton.num_chains
         for i, block in enumerate(graph.blocks):
             free = self.in_no_tree(i)
             own = block.values(graph.parameters[block.name].double()).cpu().reshape(-1)
-            path = own.clone()
-            path[free] = values[position : position + int(free.sum())]
-            position += int(free.sum())
-            mine = np.flatnonzero(skeleton.tree_in.block == i)
-            index = torch.from_numpy(skeleton.tree_in.index[mine])
-            path[index] = signed_power(through, block.head.expand(block.shape).reshape(-1)[index])
+            path, count = own.clone(), int(free.sum())
+            path[free] = values[position : position + count]
+            position += count
+            entering, leaving = map(torch.from_numpy, skeleton.positions(block.name))
+            heads = block.head.expand(block.shape).reshape(-1)[entering]
+            path[entering] = signed_power(through, heads)
             scale = signed_power(prefix, block.tail) * signed_power(suffix, block.head)
             weight = (path.reshape(block.shape) / scale).reshape(-1)
             if not isinstance(used := block.used, slice):
                 weight[~used] = own[~used]
-            mine = np.flatnonzero(skeleton.tree_out.block == i)
-            weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[
-                torch.from_numpy(mine - 1)
-            ]
+            weight[leaving] = signs.double()[torch.from_numpy(skeleton.tree_out.block[1:] == i)]
             result[block.name] = weight.reshape(block.shape) - block.shift
         buffers = graph.captured.buffers
         scale = prefix / skeleton.prefixes()
@@ -362,6 +345,4 @@ class BasisPaths(Shown):
 def signed_power(table: Tensor, ids: Tensor) -> Tensor:
     """``table[|id|] ** sign(id)``: the scale an id stands for (1 for the root)."""
     positive = table[ids.abs()]
-    return (
-        torch.where(ids < 0, positive.reciprocal(), positive) if bool((ids < 0).any()) else positive
-    )
+    return torch.where(ids < 0, positive.reciprocal(), positive)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import flint
 import numpy as np
-from scipy.sparse import csr_array, hstack, sparray, vstack
+from scipy.sparse import csr_array, eye_array, hstack, sparray, vstack
 
 from ..errors import UnsupportedError
 from ..graph.spanning_tree import SpanningTree
@@ -29,11 +29,6 @@ def _table(
     return csr_array((np.sign(ids), (rows, np.abs(ids))), (height or len(ids), width))
 
 
-def _selection(chosen: np.ndarray, count: int) -> csr_array:
-    ends = (np.arange(len(chosen)), chosen)
-    return csr_array((np.ones(len(chosen), np.int64), ends), (len(chosen), count))
-
-
 def counting_matrix(skeleton: TwoTrees) -> csr_array:
     """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``."""
     graph = skeleton.graph
@@ -49,11 +44,8 @@ def counting_matrix(skeleton: TwoTrees) -> csr_array:
     first = skeleton.representatives
     tails, heads = graph.ends()
     edges = np.setdiff1d(np.arange(m), skeleton.edges())
-    outside = (
-        _table(tails[edges], every) @ prefix
-        + _selection(edges, m)
-        + _table(heads[edges], every) @ suffix
-    )
+    before, after = _table(tails[edges], every) @ prefix, _table(heads[edges], every) @ suffix
+    outside = before + eye_array(m, dtype=np.int64, format="csr")[edges] + after
     matrix = csr_array(vstack([prefix[first] + suffix[first], outside]))
     matrix.eliminate_zeros()
     return matrix
@@ -100,8 +92,9 @@ def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
     ends = (units, skeleton.chain[units] - 1)
     to_chain = csr_array((skeleton.chain_sign[units], ends), (count, skeleton.num_chains))
     free = np.setdiff1d(np.arange(m), skeleton.edges())
+    itself = eye_array(m, dtype=np.int64, format="csr")[free].T
     chains = csr_array(whole_product(by_unit, to_chain))
-    return csr_array(into - out), csr_array(hstack([chains, _selection(free, m).T]))
+    return csr_array(into - out), csr_array(hstack([chains, itself]))
 
 
 def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np.ndarray | sparray:

@@ -18,7 +18,6 @@ from .basis import BasisPaths, Path
 from .two_trees import TwoTrees
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ..graph.structure import Structure
@@ -60,16 +59,13 @@ def draw(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3), ReLU(), Linear(3, 1))
         >>> figure = ps.draw(ps.trace(model, torch.randn(1, 2)).skeleton())
         >>> figure.axes[0].get_title(loc="left")
         '13 weights, 3 units, 10 basis paths; blue: 0.weight[0,0] 2.weight[0,0]'
     """
     expect_arguments("draw", skeleton=skeleton)
-    from matplotlib.figure import Figure
-
     if level not in ("auto", "block", "scalar"):
         raise InputError(f"draw found level={level!r}, expected 'auto', 'block' or 'scalar'.")
     if file is not None:
@@ -83,34 +79,15 @@ def draw(
         )
     chosen = _chosen(skeleton, path) if scalar else None
     graph = scalar_graph(skeleton, chosen) if scalar else _blocks(skeleton)
-    places = place_nodes(graph)
-    inches = np.array([1.9, 0.8 if scalar else 1.0])
-    edges = list(bent_edges(graph, places, inches))
-    if not places:
+    if not graph:
         raise UnsupportedError(
             "draw found no weight in path space, expected one at least; there is nothing to draw."
         )
-    positions = {node: place * inches for node, place in places.items()}
-    middles = [_middle(positions[one], positions[other], bend) for one, other, _, bend in edges]
-    corners = [*positions.values(), *middles]
-    low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
-    size = np.maximum(high - low, [6.0, 2.5])
-    figure = Figure(figsize=(float(size[0]), float(size[1])))
-    # one inch is one inch: curves are bent on paper, and their middles have to be known
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_axis_off()
-    axes.set_xlim(low[0], low[0] + size[0])
-    axes.set_ylim(low[1], low[1] + size[1])
-    _paint(axes, graph, positions, edges, scalar)
     title = (
         f"{weights:,} weights, {skeleton.graph.num_units:,} units,"
         f" {len(BasisPaths(skeleton)):,} basis paths"
     )
-    room = int(12 * size[0])
-    if chosen is not None:
-        title = f"{title}; blue: {chosen}"
-        title = title if len(title) <= room else title[: room - 3] + "..."
-    axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
+    figure = _painted(graph, scalar, title if chosen is None else f"{title}; blue: {chosen}")
     if file is not None:
         save_picture(figure, file, dpi=150)
     return figure
@@ -137,20 +114,15 @@ def _chosen(skeleton: TwoTrees, path: int | Path | None) -> Path | None:
 def scalar_graph(skeleton: TwoTrees, chosen: Path | None) -> nx.MultiDiGraph:
     """Single weights; the root is taken apart into inputs, the constant one, and outputs."""
     graph, result = skeleton.graph, nx.MultiDiGraph()
-    tails, heads = graph.ends()
-    wanted = set() if chosen is None else set(chosen.numbers.tolist())
-    number = 0
-    for block in graph.blocks:
-        shape, mask = block.shape, skeleton.mask(block.name).reshape(-1)
-        for flat in block.places.tolist():
-            index = [int(i) for i in np.unravel_index(flat, shape)] if shape else []
-            tail, head = int(tails[number]), int(heads[number])
-            one: Hashable = abs(tail) or ((IN, index[1]) if len(index) > 1 else (IN, "1"))
-            other: Hashable = abs(head) or (OUT, index[0] if index else 0)
-            # the sides of a weight between opposite scales, dashed, are shown as they are written
-            style = {"red": bool(mask[flat]), "blue": number in wanted, "text": ""}
-            result.add_edge(one, other, dashed=tail < 0 or head < 0, **style)
-            number += 1
+    red, blue = set(skeleton.edges().tolist()), set(() if chosen is None else chosen.numbers)
+    ends = zip(*(ids.tolist() for ids in graph.ends()), strict=True)
+    every = Path.from_edges(graph, range(graph.num_weights)).edges
+    for number, ((tail, head), (_, index, _)) in enumerate(zip(ends, every, strict=True)):
+        one: Hashable = abs(tail) or (IN, index[1] if len(index) > 1 else "1")
+        other: Hashable = abs(head) or (OUT, index[0] if index else 0)
+        # the sides of a weight between opposite scales, dashed, are shown as they are written
+        style = {"red": number in red, "blue": number in blue, "text": ""}
+        result.add_edge(one, other, dashed=tail < 0 or head < 0, **style)
     return result
 
 
@@ -162,14 +134,13 @@ def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np
         rows = expand[np.unique(np.abs(ids.numpy()))]
         return np.asarray(np.unique(rows.indices[rows.data != 0]))
 
-    label = np.zeros(graph.num_units + 1, np.int64)
-    label[1:] = 1
     sides = [(members(block.tail), members(block.head)) for block in graph.blocks]
-    for i, pair in enumerate(sides):
-        for side, units in enumerate(pair):
-            units = units[units > 0]
-            if len(units):
-                label[units] = (label[units] * 2_654_435_761 + 2 * i + side + 1) % (1 << 61)
+    codes = np.random.default_rng(0).integers(1 << 50, size=(len(sides), 2))
+    label = np.ones(graph.num_units + 1, np.int64)
+    for pair, own in zip(sides, codes.tolist(), strict=True):
+        for units, code in zip(pair, own, strict=True):
+            label[units] += code
+    label[0] = 0
     return label, sides
 
 
@@ -201,17 +172,18 @@ def _blocks(skeleton: TwoTrees) -> nx.MultiDiGraph:
 
 def place_nodes(graph: nx.MultiDiGraph) -> Places:
     """Columns by longest way from the inputs (circles of units share one), evenly spaced rows."""
-    small, column, start = nx.condensation(graph), dict[Hashable, int](), 0
-    for level in nx.topological_generations(small):
-        orders = [_order(graph, small.nodes[part]["members"]) for part in level]
-        column |= {node: start + step for order in orders for node, step in order.items()}
-        start += max(max(order.values()) for order in orders) + 1
-    for node in graph.nodes:
-        if node == OUT or (isinstance(node, tuple) and node[0] == OUT):
-            column[node] = max(column.values())
+    parts = nx.condensation(graph)
+    levels = list(nx.topological_generations(parts))
+    column = {
+        node: number
+        for number, level in enumerate(levels)
+        for part in level
+        for node in parts.nodes[part]["members"]
+    }
     columns: dict[int, list[Hashable]] = {}
     for node in graph.nodes:
-        columns.setdefault(column[node], []).append(node)
+        ends = node == OUT or (isinstance(node, tuple) and node[0] == OUT)
+        columns.setdefault(len(levels) - 1 if ends else column[node], []).append(node)
     return {
         node: np.array([float(number), (len(nodes) - 1) / 2 - row])
         for number, nodes in columns.items()
@@ -219,43 +191,16 @@ def place_nodes(graph: nx.MultiDiGraph) -> Places:
     }
 
 
-def _order(graph: nx.MultiDiGraph, nodes: set[Hashable]) -> dict[Hashable, int]:
-    """Order within a circle, by distance from where it is entered."""
-    entered = [
-        node for node in nodes if any(before not in nodes for before in graph.predecessors(node))
-    ]
-    starts = set(entered) or {next(iter(nodes))}
-    found: dict[Hashable, int] = nx.multi_source_dijkstra_path_length(graph.subgraph(nodes), starts)
-    return found
-
-
-def _arrow(
-    axes: Axes, ends: tuple[Any, Any], bend: float, width: float, shrink: float, **style: Any
-) -> None:
-    from matplotlib.patches import FancyArrowPatch
-
-    one, other = ((float(x), float(y)) for x, y in ends)
-    if one == other:
-        x, y = one
-        one, other, bend, shrink = (x - 0.12, y + 0.1), (x + 0.12, y + 0.1), -2.5, 2
-    style |= {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}"}
-    style |= {"linewidth": width, "mutation_scale": 8 + width, "zorder": 1 + width / 10}
-    axes.add_patch(FancyArrowPatch(one, other, shrinkA=shrink, shrinkB=shrink, **style))
-
-
 def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
     """Edges with a curvature that keeps parallel and returning ones apart."""
-    for one, other in dict.fromkeys((u, v) for u, v in graph.edges()):
-        entries = list(graph[one][other].values())
+    for one, other, number, entry in graph.edges(keys=True, data=True):
         reach = (places[other] - places[one]) * inches
         length = max(float(np.hypot(*reach)), 1.0)
         level = abs(reach[1]) < 0.3
         base = 0.3 if reach[0] <= 0 else -0.3 if reach[0] > 3 and level else 0.0
+        apart = 0.14 * (number - (graph.number_of_edges(one, other) - 1) / 2)
         # long curves stay flat
-        base *= min(1.0, 6.0 / length)
-        for i, entry in enumerate(entries):
-            apart = 0.14 * (i - (len(entries) - 1) / 2) * min(1.0, 4.0 / length)
-            yield one, other, entry, base + apart
+        yield one, other, entry, base * min(1.0, 6.0 / length) + apart * min(1.0, 4.0 / length)
 
 
 def _middle(start: np.ndarray, end: np.ndarray, bend: float) -> np.ndarray:
@@ -265,29 +210,55 @@ def _middle(start: np.ndarray, end: np.ndarray, bend: float) -> np.ndarray:
     return np.asarray((start + end) / 2 + bend / 2 * across)
 
 
-def _paint(
-    axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: list[Edge], scalar: bool
-) -> None:
-    thin, shrink = (0.6 if len(edges) > 60 else 1.0, 11) if scalar else (1.4, 24)
-    round_box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8}
-    for one, other, entry, bend in sorted(
-        edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])
-    ):
-        color = BLUE if entry["blue"] else RED if entry["red"] else GREY
-        width = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
-        line = "--" if entry["dashed"] else "-"
-        ends = positions[one], positions[other]
-        _arrow(axes, ends, bend, width, shrink, color=color, linestyle=line)
+def _painted(graph: nx.MultiDiGraph, scalar: bool, title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    places, inches = place_nodes(graph), np.array([1.9, 0.8 if scalar else 1.0])
+    edges = list(bent_edges(graph, places, inches))
+    positions = {node: place * inches for node, place in places.items()}
+    middles = [_middle(positions[one], positions[other], bend) for one, other, _, bend in edges]
+    corners = [*positions.values(), *middles]
+    low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
+    width, height = np.maximum(high - low, [6.0, 2.5]).tolist()
+    figure = Figure(figsize=(width, height))
+    # one inch is one inch: curves are bent on paper, and their middles have to be known
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set(xlim=(low[0], low[0] + width), ylim=(low[1], low[1] + height))
+    room = int(12 * width)
+    title = title if len(title) <= room else title[: room - 3] + "..."
+    axes.set_title(title, loc="left", fontsize=10, x=0.1 / width, y=1.0, pad=-16)
+
+    centred: dict[str, Any] = {"ha": "center", "va": "center"}
+    plain: dict[str, Any] = {"boxstyle": "round,pad=0.15", "color": "white", "alpha": 0.8}
+    thin, gap = (0.6 if len(edges) > 60 else 1.0, 11) if scalar else (1.4, 24)
+    for (one, other, entry, bend), middle in zip(edges, middles, strict=True):
+        start, end, shrink = positions[one], positions[other], gap
+        if one == other:
+            aside, above = np.array([0.12, 0.0]), start + np.array([0.0, 0.1])
+            start, end, bend, shrink = above - aside, above + aside, -2.5, 2
+        thick = 2.8 if entry["blue"] else 1.4 if entry["red"] else thin
+        arrow: dict[str, Any] = {
+            "arrowstyle": "-|>",
+            "connectionstyle": f"arc3,rad={bend}",
+            "color": BLUE if entry["blue"] else RED if entry["red"] else GREY,
+            "linestyle": "--" if entry["dashed"] else "-",
+            "linewidth": thick,
+            "mutation_scale": 8 + thick,
+            "shrinkA": shrink,
+            "shrinkB": shrink,
+        }
+        # (blue above red above grey)
+        axes.annotate("", end, start, arrowprops=arrow, zorder=1 + thick / 10)
         if entry["text"]:
-            x, y = _middle(*ends, bend).tolist()
-            box = round_box | {"edgecolor": "none"}
-            axes.text(x, y, entry["text"], ha="center", va="center", fontsize=6, bbox=box, zorder=4)
+            x, y = middle.tolist()
+            axes.text(x, y, entry["text"], fontsize=6, bbox=plain, zorder=4, **centred)
     for node, (x, y) in positions.items():
-        color = "#eeeeee" if node in (IN, OUT) or isinstance(node, tuple) else "white"
-        box = {"boxstyle": "circle" if scalar else "round,pad=0.4"}
-        box |= {"facecolor": color, "edgecolor": "black"}
-        text = _label(graph, node)
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
+        inner = "#eeeeee" if node in (IN, OUT) or isinstance(node, tuple) else "white"
+        shape = "circle" if scalar else "round,pad=0.4"
+        box: dict[str, Any] = {"boxstyle": shape, "facecolor": inner, "edgecolor": "black"}
+        axes.text(x, y, _label(graph, node), fontsize=8, bbox=box, zorder=3, **centred)
+    return figure
 
 
 def _label(graph: nx.MultiDiGraph, node: Hashable) -> str:

@@ -16,8 +16,7 @@ from ..inference.registry import RULES
 from ..inference.semantics import Place, as_stored
 from ..inference.unrolled import PRODUCT, START, Unrolled
 from ..inference.values import NEUTRAL, ROOT, Value, Weight, constant, shape_of, with_value
-from .path_facts import OperationCall
-from .path_sums import Sum, Unknown, absolute_power, is_condition, is_float
+from .path_sums import OperationCall, Sum, Unknown, absolute_power, is_condition, is_float
 
 # an element that enters arrives from outside
 LEAF = -3
@@ -31,9 +30,7 @@ class LocalPaths(Unrolled):
     """
 
     def __init__(self, call: OperationCall, sources: Any, exact: bool) -> None:
-        flat, spec = pytree.tree_flatten(
-            (call.args, call.kwargs), is_leaf=lambda leaf: isinstance(leaf, Sum)
-        )
+        flat, spec = pytree.tree_flatten((call.args, call.kwargs))
         self.weights = [leaf for leaf in flat if is_float(leaf)]
         # every place is an operand of its own, though two may have the same sums
         self.entering = sum(one.values.numel() for one in call.entering)
@@ -106,8 +103,7 @@ class LocalPaths(Unrolled):
         """Logarithms of all nodes, from those of what enters, and of paths' first values."""
         # (numbers take far less time than tensors, which have gradients)
         numbers: list[Any] = list(edges.unbind()) if edges.requires_grad else edges.tolist()
-        first = torch.tensor(start, dtype=torch.float64) if edges.requires_grad else start
-        found = [first, *numbers[: self.entering]]
+        found: list[Any] = [start, *numbers[: self.entering]]
         for arrivals in self.arrivals[self.entering + 1 :]:
             ways = []
             for edge, before in arrivals:
@@ -117,17 +113,17 @@ class LocalPaths(Unrolled):
                     ways.append(found[before] + (0.0 if edge in (START, LEAF) else numbers[edge]))
             found.append(_log_sum([way for way in ways if way > -math.inf]))
         if edges.requires_grad:
-            return torch.stack(found)
+            return torch.stack([torch.as_tensor(log, dtype=torch.float64) for log in found])
         return torch.tensor(found, dtype=torch.float64)
 
 
 def _log_sum(logs: list[Any]) -> Any:
-    if not logs:
-        return torch.tensor(-math.inf, dtype=torch.float64)
-    if isinstance(logs[0], Tensor):
-        return torch.logsumexp(torch.stack(logs), 0)
-    top = max(logs)
-    return top + math.log(sum(math.exp(log - top) for log in logs))
+    top = max(logs, default=-math.inf)
+    if any(isinstance(log, Tensor) for log in logs):
+        return torch.logsumexp(
+            torch.stack([torch.as_tensor(log, dtype=torch.float64) for log in logs]), 0
+        )
+    return top + math.log(sum(math.exp(log - top) for log in logs)) if logs else top
 
 
 def _log(value: Tensor) -> Tensor:

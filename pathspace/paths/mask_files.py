@@ -32,13 +32,11 @@ def save_masks(skeleton: TwoTrees, path: str | PathLike[str]) -> None:
 
     Example:
         >>> import tempfile, torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 2), ReLU(), Linear(2, 1))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     ps.save_masks(
-        ...         ps.trace(model, torch.randn(1, 2)).skeleton(), f"{folder}/masks.safetensors"
-        ...     )
+        ...     ps.save_masks(skeleton, f"{folder}/masks.safetensors")
         ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
         >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
         ('2', [[True, True]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -59,22 +60,18 @@ class Masks(dict[str, dict[str, Tensor]]):
 
         Example:
             >>> import tempfile, torch, pathspace as ps
-            >>> model, x = (
-            ...     torch.nn.Sequential(
-            ...         torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-            ...     ),
-            ...     torch.randn(1, 2),
-            ... )
+            >>> from torch.nn import Linear, ReLU, Sequential
+            >>> graph = ps.trace(Sequential(Linear(2, 2), ReLU(), Linear(2, 1)), torch.randn(1, 2))
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     ps.save_masks(ps.trace(model, x).skeleton(), f"{folder}/masks.safetensors")
+            ...     ps.save_masks(graph.skeleton(), f"{folder}/masks.safetensors")
             ...     masks = ps.load_masks(f"{folder}/masks.safetensors")
-            >>> masks.skeleton(ps.trace(model, x)).rule
+            >>> masks.skeleton(graph).rule
             'modulo'
         """
         expect_arguments("Masks.skeleton", graph=graph)
-        found = []
-        for part in (self.incoming, self.outgoing):
-            for block in graph.blocks:
+        found: tuple[dict[int, np.ndarray], ...] = ({}, {})
+        for part, edges in zip((self.incoming, self.outgoing), found, strict=True):
+            for number, block in enumerate(graph.blocks):
                 shape = tuple(part[block.name].shape) if block.name in part else None
                 if shape != block.shape:
                     raise InputError(
@@ -82,12 +79,7 @@ class Masks(dict[str, dict[str, Tensor]]):
                         f" of {block.name!r}, expected shape {block.shape}; load masks of this"
                         " architecture."
                     )
-            found.append(
-                {
-                    number: part[block.name].reshape(-1).nonzero()[:, 0].numpy()
-                    for number, block in enumerate(graph.blocks)
-                }
-            )
+                edges[number] = part[block.name].reshape(-1).nonzero()[:, 0].numpy()
         tree_in = tree_of_edges(graph, True, found[0])
         # (with products of scales, one tree serves both directions)
         one = bool(graph.forms.shape[0])

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 from torch import Tensor, fx, nn
 
 from ..capture.capture import capture
 from ..capture.captured import Captured
 from ..errors import InputError, UnsupportedError, expect_arguments, expect_numbers
+from ..gauge.pairs import at
 from ..graph.structure import Structure
 from ..models.finite import expect_finite
 from ..shown import Shown
@@ -68,8 +70,7 @@ def path_norm(
 
     Args:
         model: a traced reduction graph (its current weights are read), or a model.
-        *inputs: example inputs of a model; of a graph ``p``, ``log`` and
-            ``batch_dim``, in this order.
+        *inputs: example inputs of a model; of a graph ``p``, ``log`` and ``batch_dim``.
         kwargs: keyword example inputs of a model.
         p: the exponent, positive.
         log: return the natural logarithm of the norm.
@@ -90,21 +91,16 @@ def path_norm(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential, Sigmoid
+        >>> model, x = Sequential(Linear(2, 2, bias=False), ReLU(), Linear(2, 1)), torch.randn(1, 2)
         >>> for parameter in model.parameters():
         ...     _ = torch.nn.init.constant_(parameter, -2.0)
-        >>> round(
-        ...     path_norm(ps.trace(model, torch.randn(1, 2))), 9
-        ... )  # four paths of value 4, and a bias of 2
+        >>> round(path_norm(ps.trace(model, x)), 9)  # four paths of value 4, and a bias of 2
         18.0
-        >>> gated = torch.nn.Sequential(model, torch.nn.Sigmoid())
-        >>> round(path_norm(gated, torch.randn(1, 2), until="0"), 9)
+        >>> gated = Sequential(model, Sigmoid())
+        >>> round(path_norm(gated, x, until="0"), 9)
         18.0
-        >>> round(
-        ...     path_norm(gated, torch.randn(1, 2), bound=True), 9
-        ... )  # the slope of a sigmoid is at most 1/4
+        >>> round(path_norm(gated, x, bound=True), 9)  # the slope of a sigmoid is at most 1/4
         4.5
 
     Reference:
@@ -150,15 +146,15 @@ def path_norm(
 def _samples(captured: Captured, batch_dim: int | None) -> int:
     expect_numbers("path_norm", "a whole number", or_none=True, batch_dim=batch_dim)
     shown: list[Any] = [node.meta.get("val") for node in captured.outputs()]
-    shapes = [tuple(each.shape) for each in shown if is_float(each) and each.dim()]
-    if batch_dim is None or not shapes:
+    shape = next((tuple(each.shape) for each in shown if is_float(each) and each.dim()), ())
+    if batch_dim is None or not shape:
         return 1
-    if not -len(shapes[0]) <= batch_dim < len(shapes[0]):
+    if not -len(shape) <= batch_dim < len(shape):
         raise InputError(
             f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
-            f" an output of shape {shapes[0]}, or None if there is none."
+            f" an output of shape {shape}, or None if there is none."
         )
-    count: Any = shapes[0][batch_dim]
+    count: Any = shape[batch_dim]
     if not isinstance(count, int):
         raise InputError(
             f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
@@ -173,10 +169,8 @@ def _inside(captured: Captured, until: str) -> set[fx.Node]:
         node: [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
         for node in calls
     }
-    within = {
-        node for node in calls
-        if any(name == until or name.startswith(f"{until}.") for name in modules[node])
-    }  # fmt: skip
+    inside = f"{until}."
+    within = {node for node in calls if any(f"{m}.".startswith(inside) for m in modules[node])}
     within = within or {node for node in calls if node.name == until}
     if not within:
         names = sorted({name for found in modules.values() for name in found if name})
@@ -269,14 +263,12 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
         The statistics.
 
     Raises:
-        InputError: a skeleton weight is zero, a weight is not finite, or ``p`` is not
-            positive.
+        InputError: a skeleton weight is zero, a weight is not finite, or ``p`` is not positive.
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)
-        ... )
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 2, bias=False), ReLU(), Linear(2, 1))
         >>> for parameter in model.parameters():
         ...     _ = torch.nn.init.constant_(parameter, -2.0)
         >>> statistics = path_statistics(ps.trace(model, torch.randn(1, 2)).skeleton())
@@ -293,21 +285,16 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
         expect_finite("path_statistics", block.name, graph.parameters[block.name])
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
-    if not len(kept):
-        nothing = -math.inf
-        return PathStatistics(
-            len(logs), len(logs), nothing, nothing, 0.0, nothing, nothing, nothing, p
-        )
-    top = float(kept.max())
+    shown = kept if len(kept) else np.array([-math.inf])
     return PathStatistics(
         count=len(logs),
         zeros=len(logs) - len(kept),
-        log_norm=top + math.log(float(np.exp(p * (kept - top)).sum())) / p,
-        mean=float(kept.mean()),
-        std=float(kept.std()),
-        smallest=float(kept.min()),
-        median=float(np.median(kept)),
-        largest=top,
+        log_norm=float(logsumexp(p * shown)) / p,
+        mean=float(shown.mean()),
+        std=float(kept.std()) if len(kept) else 0.0,
+        smallest=float(shown.min()),
+        median=float(np.median(shown)),
+        largest=float(shown.max()),
         p=p,
     )
 
@@ -320,18 +307,12 @@ def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.nd
     rate of ``w_e``. With ``zeros``, logarithms can be ``-inf``, ``inf`` or NaN.
     """
     graph = skeleton.graph
-    prefix, suffix = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)
-    first = skeleton.representatives
-    yield np.zeros(len(first)), prefix[first] + suffix[first]
-    basis = BasisPaths(skeleton)
+    logs = skeleton.log_prefixes(zeros), skeleton.log_suffixes(zeros)
+    prefix, suffix = map(torch.from_numpy, logs)
+    first, basis = skeleton.representatives, BasisPaths(skeleton)
+    yield np.zeros(len(first)), (prefix + suffix)[first].numpy()
     for i, block in enumerate(graph.blocks):
         weight = block.values(graph.parameters[block.name].double()).cpu().abs().log()
-        tail, head = (
-            torch.from_numpy(np.asarray(np.sign(ids.numpy()) * table[ids.abs().numpy()]))
-            for ids, table in ((block.tail, prefix), (block.head, suffix))
-        )
+        scale = (at(prefix, block.tail) + at(suffix, block.head)).expand(block.shape)
         free = basis.in_no_tree(i)
-        yield (
-            weight.reshape(-1)[free].numpy(),
-            (tail + head).expand(block.shape).reshape(-1)[free].numpy(),
-        )
+        yield weight.reshape(-1)[free].numpy(), scale.reshape(-1)[free].numpy()

@@ -7,16 +7,17 @@ gives ``sum |a|^p s``, and a product of operands the product of their sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..errors import InputError, UnsupportedError
-from ..inference.registry import Facts
+from ..inference.registry import facts_of, named_arguments, operation_name
 from ..models.isolation import torch_kept
 
 # sums within these bounds need no common logarithm
@@ -76,10 +77,6 @@ class Sum:
             return self.values
         return self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
 
-    def changed(self, function: Callable[[Tensor], Tensor]) -> Sum:
-        """The sums after a function that is linear in them."""
-        return Sum.of(function(self.values), self.log)
-
     @property
     def total(self) -> float:
         """Logarithm of the sum over all elements."""
@@ -92,19 +89,44 @@ class Sum:
         return math.log(size) + self.log if size > 0 else -math.inf
 
 
-def map_sums(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to each leaf of nested arguments; a sum is one leaf."""
-    return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+class OperationCall:
+    """An operation with its operands: sums (``entering``), tensors of the model, numbers.
 
+    ``leaves`` are all operands, ``shown`` is the result in the captured graph, and ``run`` the
+    operation, or its out-of-place form if it writes into an operand.
+    """
 
-def leaves_of(tree: Any) -> list[Any]:
-    """The leaves of nested arguments; a sum is one leaf."""
-    return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+    def __init__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.node, self.args, self.kwargs = node, args, kwargs
+        self.name, self.facts = operation_name(node.target), facts_of(node)
+        self.shown: Any = node.meta.get("val")
+        self.leaves = pytree.tree_leaves((args, kwargs))
+        self.entering = [leaf for leaf in self.leaves if isinstance(leaf, Sum)]
+        self.run: Any = node.target
+        schema = getattr(self.run, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            plain = self.name.removeprefix("aten.").rstrip("_")
+            self.run = getattr(torch.ops.aten, plain, self.run)
 
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Its operands by name."""
+        return named_arguments(self.node.target, self.args, self.kwargs)
 
-def each_sum(tree: Any) -> Iterator[Sum]:
-    """The sums among nested values."""
-    return (leaf for leaf in leaves_of(tree) if isinstance(leaf, Sum))
+    def has(self, kind: type) -> bool:
+        """Whether some operand is of a class."""
+        return any(isinstance(leaf, kind) for leaf in self.leaves)
+
+    def mapped(self, function: Any) -> OperationCall:
+        """The same with other operands."""
+        return OperationCall(self.node, *pytree.tree_map(function, (self.args, self.kwargs)))
+
+    def kept(self, value: Sum) -> Any:
+        """A sum as the first result, and unknown numbers for any further results."""
+        if isinstance(self.shown, Tensor):
+            return value
+        more = [torch.zeros(tuple(other.shape), dtype=other.dtype) for other in self.shown[1:]]
+        return (value, *(other.as_subclass(Unknown) for other in more))
 
 
 def is_float(leaf: Any) -> bool:
@@ -115,16 +137,6 @@ def is_float(leaf: Any) -> bool:
 def is_condition(leaf: Any) -> bool:
     """Whether a tensor depends on data, and is unknown or chooses by truth values."""
     return isinstance(leaf, Unknown) or (isinstance(leaf, Chosen) and leaf.dtype == torch.bool)
-
-
-def is_complex(leaf: Any) -> bool:
-    """Whether a value is a tensor of complex numbers."""
-    return isinstance(leaf, Tensor) and leaf.is_complex()
-
-
-def carries_paths(leaf: Any) -> bool:
-    """Whether paths pass an operand or start in it."""
-    return isinstance(leaf, Sum) or is_float(leaf)
 
 
 def is_number(leaf: Any) -> bool:
@@ -190,52 +202,48 @@ def sum_power(one: Sum, exponent: float) -> Sum:
     )
 
 
-def multiplied(
-    run: Operation, facts: Facts, args: Sequence[Any], kwargs: Mapping[str, Any], p: float
-) -> Sum:
+def multiplied(call: OperationCall, p: float) -> Sum:
     """An operation that is linear in each of its operands: products of paths, one through each."""
-    operands, place = list(args), len(args) if facts.bias is None else facts.bias
-    bias = None
-    if place < len(operands) and operands[place] is not None:
-        bias, operands[place] = as_sum(operands[place], p), None
-    x, weight = (*operands, None)[:2]
+    facts, run = call.facts, call.run
+    operands: list[Any] = [*call.args, None, None]
+    x, weight, *rest = operands
     matrix = facts.bias == 2 and is_float(weight) and weight.dim() == 2
     if matrix and isinstance(x, Sum) and weight.numel() > MANY:
         found = [run(x.values, absolute_power(rows, p)) for rows in weight.split(ROWS)]
         product = Sum.of(torch.cat(found, -1), x.log)
-        return product if bias is None else added(product, bias)
-    log = sum(one.log for one in each_sum(operands))
-    flat, spec = pytree.tree_flatten(operands, is_leaf=lambda leaf: isinstance(leaf, Sum))
+        return product if rest[0] is None else added(product, as_sum(rest[0], p))
+    flat, spec = pytree.tree_flatten(list(call.args))
+    entering = {i: as_sum(leaf, p) for i, leaf in enumerate(flat) if isinstance(leaf, Sum | Tensor)}
+    place = -1 if facts.bias is None else facts.bias
+    bias = entering.pop(place, None)
+    log = top = sum(one.log for one in entering.values())
+    if bias is not None:
+        first = next(iter(entering))
+        product = Sum(entering[first].values, log)
+        top = common_log([product, bias])
+        entering |= {first: Sum(product.at(top)), place: Sum(bias.at(top))}
     for i, leaf in enumerate(flat):
-        if isinstance(leaf, Sum | Tensor):
-            flat[i] = as_sum(leaf, p).values
+        if i in entering:
+            flat[i] = entering[i].values
         elif is_number(leaf) and facts.kind == "product":
             flat[i] = abs(leaf) ** p
-    if bias is not None:
-        first = next(i for i, leaf in enumerate(flat) if isinstance(leaf, Tensor))
-        top = common_log([Sum(flat[first], log), bias])
-        flat[first] = Sum(flat[first], log).at(top)
-        log = top
-    operands = pytree.tree_unflatten(flat, spec)
-    if bias is not None:
-        operands[place] = bias.at(log)
     # (numbers among the keywords are factors)
-    named = {key: abs(v) ** p if is_number(v) else v for key, v in kwargs.items()}
-    return Sum.of(run(*operands, **named), log)
+    named = {key: abs(v) ** p if is_number(v) else v for key, v in call.kwargs.items()}
+    return Sum.of(run(*pytree.tree_unflatten(flat, spec), **named), top)
 
 
-def moved_sums(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
+def moved_sums(call: OperationCall, p: float, fills: bool) -> Any:
     """An operation that moves or adds elements and, if it ``fills``, writes constants."""
-    log = common_log([as_sum(leaf, p) for leaf in leaves_of((args, kwargs)) if carries_paths(leaf)])
+    flat, spec = pytree.tree_flatten((call.args, call.kwargs))
+    carrying = {
+        i: as_sum(leaf, p) for i, leaf in enumerate(flat) if isinstance(leaf, Sum) or is_float(leaf)
+    }
+    log = common_log(list(carrying.values()))
 
     def times(factor: float) -> Any:
-        own, named = map_sums(
-            lambda leaf: (
-                factor * as_sum(leaf, p).at(log).contiguous() if carries_paths(leaf) else leaf
-            ),
-            (args, kwargs),
-        )
-        return run(*own, **named)
+        values = {i: factor * one.at(log).contiguous() for i, one in carrying.items()}
+        own, named = pytree.tree_unflatten([values.get(i, v) for i, v in enumerate(flat)], spec)
+        return call.run(*own, **named)
 
     if not fills:
         return pytree.tree_map(lambda leaf: Sum.of(leaf, log), times(1.0))
@@ -250,83 +258,68 @@ def _finite(leaf: Any) -> Any:
 class AffineMap:
     """An operation that is affine in all sums among its operands, with measured coefficients."""
 
-    def __init__(self, run: Operation, args: Any, kwargs: Any, p: float, elementwise: bool) -> None:
-        self.run, self.p, self.elementwise = run, p, elementwise
-        self.flat, self.spec = pytree.tree_flatten(
-            map_sums(wide, (args, kwargs)), is_leaf=lambda leaf: isinstance(leaf, Sum)
-        )
-        self.places = {i: leaf for i, leaf in enumerate(self.flat) if isinstance(leaf, Sum)}
+    def __init__(self, call: OperationCall, p: float) -> None:
+        self.run, self.p, self.elementwise = call.run, p, call.facts.elementwise
+        self.flat, self.spec = pytree.tree_flatten(pytree.tree_map(wide, (call.args, call.kwargs)))
+        self.entering = [leaf for leaf in self.flat if isinstance(leaf, Sum)]
 
-    def at(self, values: Mapping[int, Tensor]) -> Any:
-        """The result for these operands, by the number of their place, and for 0 in all others."""
-        small = any(not value.dim() for value in values.values())
-
-        def operand(i: int, leaf: Any) -> Any:
-            if not isinstance(leaf, Sum):
-                return leaf
-            zero = torch.zeros(() if small else leaf.values.shape, dtype=torch.float64)
-            return values.get(i, zero)
-
-        flat = [operand(i, leaf) for i, leaf in enumerate(self.flat)]
+    def at(self, values: Iterable[Tensor]) -> Any:
+        """The result for these operands in place of the sums."""
+        each = iter(values)
+        flat = [next(each) if isinstance(leaf, Sum) else leaf for leaf in self.flat]
         own, named = pytree.tree_unflatten(flat, self.spec)
         # (random operations leave the global random state as it was)
         with torch_kept():
             return pytree.tree_map(_finite, self.run(*own, **named))
 
-    def drawn(self, seed: int) -> dict[int, Tensor]:
+    def drawn(self, seed: int) -> list[Tensor]:
         """Random operands."""
         source = torch.Generator().manual_seed(seed)
-        return {
-            i: torch.randn(one.values.shape, dtype=torch.float64, generator=source)
-            for i, one in self.places.items()
-        }
+        shapes = [one.values.shape for one in self.entering]
+        return [torch.randn(shape, dtype=torch.float64, generator=source) for shape in shapes]
 
-    def constant(self) -> Tensor | None:
-        """The result for 0 if the function is affine at random operands, or ``None``."""
-        start = self.at({})
+    def moves(self) -> bool | None:
+        """Whether every result is a constant or an element of an operand; ``None`` if the function
+        is not affine at random operands.
+        """
+        one, two = self.drawn(0), self.drawn(1)
+        start = self.at(torch.zeros_like(value) for value in one)
         if not isinstance(start, Tensor) or start.dtype != torch.float64:
             return None
-        one, two = self.drawn(0), self.drawn(1)
         # (of a function that is not affine, the sum of both and the opposite tell)
-        both = {i: one[i] + two[i] for i in one}
-        opposite = {i: -value for i, value in one.items()}
+        both = [a + b for a, b in zip(one, two, strict=True)]
+        opposite = [-value for value in one]
         a, b, c, d = (self.at(each) - start for each in (one, two, both, opposite))
         sizes = [float(each.abs().max()) if each.numel() else 0.0
                  for each in (start, a, b, c, a + b - c, a + d)]  # fmt: skip
-        return start if max(sizes[4:]) <= AGREEMENT * max(sizes[:4]) else None
-
-    def moves(self, start: Tensor) -> bool:
-        """Whether every result is a constant or an element of an operand."""
-        drawn = self.drawn(0)
-        known = torch.cat([torch.zeros(1), *(value.reshape(-1) for value in drawn.values())])
-        return bool(torch.isin(self.at(drawn) - start, known).all())
+        known = torch.cat([torch.zeros(1), *(value.reshape(-1) for value in one)])
+        affine = max(sizes[4:]) <= AGREEMENT * max(sizes[:4])
+        return bool(torch.isin(a, known).all()) if affine else None
 
     def sums(self) -> Sum:
         """``sum_i |A_oi|^p x_i`` of the linear part ``A``, and the constants."""
-        small = dict.fromkeys(self.places, torch.zeros((), dtype=torch.float64))
-        start = self.at(small if self.elementwise else {})
-        count = sum(one.values.numel() for one in self.places.values())
+        count = sum(one.values.numel() for one in self.entering)
         if not self.elementwise and count > UNIT_VECTORS:
             raise UnsupportedError(
                 f"path_norm found a linear map of {count:,} elements whose coefficients are not"
                 f" known, expected at most {UNIT_VECTORS:,}; use smaller example inputs."
             )
+        # (one element tells of all, if these are alike)
+        shapes = [() if self.elementwise else one.values.shape for one in self.entering]
+        zeros = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        start = self.at(zeros)
         parts = [Sum(start.abs() ** self.p)]
-        for place, one in self.places.items():
-            columns = [(torch.ones((), dtype=torch.float64), one.values)]
-            if not self.elementwise:
-                units = torch.eye(one.values.numel(), dtype=torch.float64)
-                shaped = units.reshape(-1, *one.values.shape)
-                columns = list(zip(shaped, one.values.reshape(-1), strict=True))
-            total = sum(self._factor(place, unit, start) ** self.p * size for unit, size in columns)
-            parts.append(Sum.of(torch.as_tensor(total), one.log))
+        for place, one in enumerate(self.entering):
+            units = torch.eye(zeros[place].numel(), dtype=torch.float64) * WIDE
+            sizes = [one.values] if self.elementwise else one.values.reshape(-1)
+            total = torch.zeros((), dtype=torch.float64)
+            for unit, size in zip(units, sizes, strict=True):
+                column = self.at([*zeros[:place], unit.reshape(shapes[place]), *zeros[place + 1 :]])
+                total = total + ((column - start) / WIDE).abs() ** self.p * size
+            parts.append(Sum.of(total, one.log))
         result = added(*parts)
-        shapes = (part.values.shape for part in parts)
+        shapes = [part.values.shape for part in parts]
         return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
-
-    def _factor(self, place: int, unit: Tensor, start: Tensor) -> Tensor:
-        found: Tensor = (self.at({place: unit * WIDE}) - start) / WIDE
-        return found.abs()
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
@@ -337,30 +330,29 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
     of all ``B_d`` therefore has the factor ``prod_d r_d[c]`` too often: once for every dimension
     but one. The sizes of the other dimensions do not change a map, so small sizes are used.
     """
-    sizes = x.values.shape[-rank:]
+    values, sizes = x.values, list(x.values.shape[-rank:])
     try:
-        matrices, norm = _maps(run, sizes, [min(n, NARROW) for n in sizes])
+        matrices = _maps(run, sizes, [min(n, NARROW) for n in sizes])
     except RuntimeError:
         # (a window is larger than these sizes)
-        matrices, norm = _maps(run, sizes, list(sizes))
-    values = x.values
+        matrices = _maps(run, sizes, sizes)
     for d, matrix in enumerate(matrices):
-        turned = torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p
-        values = torch.movedim(turned, -1, d - rank)
+        values = (values.movedim(d - rank, -1) @ matrix.abs() ** p).movedim(-1, d - rank)
     return Sum.of(values, x.log)
 
 
-def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[Tensor], float]:
-    """The maps (in, out) along each dimension, and the common factor by which each is too large."""
-    rank = len(sizes)
+def _maps(run: Operation, sizes: list[int], small: list[int]) -> list[Tensor]:
+    """The maps (in, out) along each dimension."""
+    rank, matrices = len(sizes), []
     whole = run(torch.ones((1, 1, *small), dtype=torch.float64))
     middle = [n // 2 for n in whole.shape[2:]]
-    matrices = []
+    # the common factor by which each would be too large
+    norm = float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
     for d, size in enumerate(sizes):
         line = torch.eye(size, dtype=torch.float64)
         units = line.reshape(size, 1, *(size if e == d else 1 for e in range(rank)))
         lengths = (size if e == d else n for e, n in enumerate(small))
         place = [slice(None) if e == d else middle[e] for e in range(rank)]
         found = run(units.expand(size, 1, *lengths).contiguous())
-        matrices.append(found[(slice(None), 0, *place)])
-    return matrices, float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
+        matrices.append(found[(slice(None), 0, *place)] / norm)
+    return matrices

@@ -85,14 +85,11 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
             expect_finite("skeleton(rule='magnitude')", name, weight)
     with with_numbers():
         phi = canonical_scales(graph) if rule == "magnitude" else None
-        tree_in = SpanningTreeBuilder(graph, True, rule, seed, phi=phi).grow()
+        tree_in = tree_out = SpanningTreeBuilder(graph, True, rule, seed, phi=phi).grow()
         # no edge leaves a product of scales alone: one tree is then used for both
         # directions, and there are no p_v
-        tree_out = (
-            tree_in
-            if graph.forms.shape[0]
-            else SpanningTreeBuilder(graph, False, rule, seed, phi=phi).grow()
-        )
+        if not graph.forms.shape[0]:
+            tree_out = SpanningTreeBuilder(graph, False, rule, seed, phi=phi).grow()
     return Skeleton(graph, tree_in, tree_out, rule, seed)
 
 
@@ -141,12 +138,10 @@ def canonicalise_(
 
     Example:
         >>> import torch, pathspace as ps
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)
-        ... ).double()
-        >>> skeleton = ps.trace(model, torch.randn(1, 2).double()).skeleton()
-        >>> canonical = ps.canonicalise_(model, skeleton)
-        >>> bool(torch.allclose(canonical[2].weight.abs(), torch.ones(1, 3).double()))
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3), ReLU(), Linear(3, 1))
+        >>> canonical = ps.canonicalise_(model, ps.trace(model, torch.randn(1, 2)).skeleton())
+        >>> bool(torch.allclose(canonical[2].weight.abs(), torch.ones(1, 3)))
         True
     """
     expect_arguments("canonicalise_", model=model, skeleton=skeleton)

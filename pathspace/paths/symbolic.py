@@ -58,7 +58,7 @@ class SymbolicSpace(Shown):
     def weights(self) -> tuple[sympy.Symbol, ...]:
         """One symbol per scalar weight."""
         graph = self.skeleton.graph
-        every = Path(graph, np.arange(graph.num_weights), np.ones(graph.num_weights, np.int64))
+        every = Path.from_edges(graph, range(graph.num_weights))
         return tuple(symbol(name, index) for name, index, _ in every.edges)
 
     @cached_property
@@ -66,9 +66,7 @@ class SymbolicSpace(Shown):
         """Symbols ``v_1 ... v_(m - H)`` for the basis path values."""
         import sympy
 
-        return tuple(
-            sympy.Symbol(f"v_{i + 1}", real=True, nonzero=True) for i in range(len(self.basis))
-        )
+        return tuple(sympy.symbols(f"v_1:{len(self.basis) + 1}", real=True, nonzero=True))
 
     @cached_property
     def counting_matrix(self) -> sympy.Matrix:

@@ -73,11 +73,8 @@ class TwoTrees:
 
     def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Flat positions of the edges of ``T_in`` and of ``T_out`` in a parameter."""
-        number = self.graph.index[name]
-        enters, leaves = (
-            tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out)
-        )
-        return enters, leaves
+        number, one, other = self.graph.index[name], self.tree_in, self.tree_out
+        return one.index[one.block == number], other.index[other.block == number]
 
     def edges(self, *trees: SpanningTree) -> np.ndarray:
         """Numbers of the edges of trees, by default of either one, increasing."""
@@ -96,9 +93,9 @@ class TwoTrees:
         return mask
 
     def _masks(self, *sides: int) -> dict[str, Tensor]:
-        names = [block.name for block in self.graph.blocks]
+        found = {block.name: self.positions(block.name) for block in self.graph.blocks}
         return {
-            name: self.mask(name, *(self.positions(name)[side] for side in sides)) for name in names
+            name: self.mask(name, *(ends[side] for side in sides)) for name, ends in found.items()
         }
 
     @cached_property
@@ -119,10 +116,9 @@ class TwoTrees:
     @cached_property
     def shared(self) -> np.ndarray:
         """Units whose entering edge is also in ``T_out``."""
-        key_in, key_out = (
-            tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out)
-        )
-        return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
+        trees = self.tree_in, self.tree_out
+        keys, others = (tree.block * (1 << 40) + tree.index for tree in trees)
+        return np.flatnonzero(np.isin(keys, others[1:]) & (np.arange(len(keys)) > 0))
 
     @cached_property
     def _chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
