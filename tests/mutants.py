@@ -50,7 +50,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
                "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
-             ("units", "parameter_scales", "records", "relations", "elimination", "union_find",
+             ("units", "records", "relations", "elimination", "union_find",
               "build", "assemble", "values", "lowering", "eps_detection", "gathered")],
         ["values", "relations", "multiplicities", "units", "rules_written_twice", "masked_weights",
          "gathered", "eps_detection", "levels", "constants", "reasons", "sizes", "dimension",

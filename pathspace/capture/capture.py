@@ -19,8 +19,7 @@ from ..models.isolation import untouched
 from ..models.refusals import check_capturable, check_runs, failed_run, user_frame
 from ..models.values import has_values, with_numbers
 from ..models.walk import every_tensor
-from .aliasing import check_memory, memory_of
-from .captured import Captured, canonical_names
+from .captured import Captured, canonical_names, check_memory, memory_of
 from .packed import of_equal_lengths
 from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes

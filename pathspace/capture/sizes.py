@@ -21,17 +21,16 @@ from ..models.inputs import Inputs, describe_inputs, ordinary
 from ..models.isolation import untouched
 from ..models.values import with_numbers
 from .capture import capture
-from .captured import Captured
+from .captured import Captured, named_arguments
 from .tracer import FakeModel
 from .writes import name_of
 
-# operations that take a tensor apart, or put it together, along dimensions: the position of this
-# argument
-ALONG = {
-    **dict.fromkeys("select unbind squeeze mean sum prod amax amin max min var std".split(), 1),
-    **dict.fromkeys("median logsumexp softmax log_softmax cumsum cumprod sort".split(), 1),
-    **dict.fromkeys("split chunk split_with_sizes tensor_split norm linalg_vector_norm".split(), 2),
-}
+# operations that take a tensor apart, or put it together, along dimensions
+ALONG = frozenset(
+    "select unbind squeeze mean sum prod amax amin max min var std median logsumexp softmax"
+    " log_softmax cumsum cumprod sort split chunk split_with_sizes tensor_split norm"
+    " linalg_vector_norm".split()
+)
 PRODUCTS = frozenset(["matmul", "mm", "bmm"])
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 # operations that single out a diagonal, which is everything at size 1
@@ -65,8 +64,9 @@ def _goes_along(node: fx.Node) -> bool:
         return 1 in shown.shape[:-1]
     if name not in ALONG or shown.shape[0] != 1:
         return False
-    dims: Any = node.args[ALONG[name]] if len(node.args) > ALONG[name] else 0
-    return any(dim in (0, -shown.dim()) for dim in (dims if isinstance(dims, list) else [dims]))
+    dims = named_arguments(node.target, node.args, node.kwargs).get("dim")
+    every = [dims] if isinstance(dims, int) else dims or [0]
+    return any(dim in (0, -shown.dim()) for dim in every)
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
@@ -87,17 +87,13 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
     """Inputs with other sizes of some dimensions: cut off, or repeated from the start."""
     leaves, spec = tree_flatten(inputs)
-    number = -1
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            continue
-        number += 1
-        for dim in range(leaf.dim()):
-            size = sizes.get((number, dim), leaf.shape[dim])
-            if size != leaf.shape[dim]:
-                leaves[i] = leaves[i].index_select(
-                    dim, torch.arange(size, device=leaf.device) % leaf.shape[dim]
-                )
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for number, i in enumerate(tensors):
+        for dim, old in enumerate(leaves[i].shape):
+            size = sizes.get((number, dim), old)
+            if size != old:
+                places = torch.arange(size, device=leaves[i].device) % old
+                leaves[i] = leaves[i].index_select(dim, places)
     args, kwargs = tree_unflatten(leaves, spec)
     return args, kwargs
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from .captured import named_arguments
+
 aten = torch.ops.aten
 # views of all elements, in their order
 _WHOLE = frozenset(
@@ -25,12 +27,6 @@ _WHOLE = frozenset(
 _MIRRORED = frozenset("transpose t swapaxes swapdims numpy_T mT mH adjoint conj _conj".split())
 # (they change running statistics, which rules know by name)
 _STATISTICS = ("batch_norm", "instance_norm")
-# operations that give several views: the position of their dimension
-_PARTS = {
-    **dict.fromkeys("split split_with_sizes tensor_split chunk".split(), 2),
-    **dict.fromkeys("unsafe_split unsafe_split_with_sizes unsafe_chunk".split(), 2),
-    "unbind": 1,
-}
 _INTO = {
     "select": aten.select_scatter,
     "slice": aten.slice_scatter,
@@ -203,13 +199,11 @@ class _Functional:
         whole, shown = self.now(source), source.meta["val"]
         name = name_of(view)
         rest: Any = view.args[1:]
-        if name in _INTO:
-            return self._made(_INTO[name].default, (whole, value, *rest), view, shown)
         if name == "narrow":
             dim, start, length = rest
-            return self._made(
-                aten.slice_scatter.default, (whole, value, dim, start, start + length), view, shown
-            )
+            name, rest = "slice", (dim, start, start + length)
+        if name in _INTO:
+            return self._made(_INTO[name].default, (whole, value, *rest), view, shown)
         if name in _MIRRORED:
             return self._made(view.target, (value, *rest), view, shown)
         if name == "permute":
@@ -228,8 +222,7 @@ class _Functional:
         number: Any
         parts, number = view.args
         source = self.parent[view]
-        at = _PARTS[name_of(parts)]
-        dim = parts.args[at] if len(parts.args) > at else parts.kwargs.get("dim", 0)
+        dim = named_arguments(parts.target, parts.args, parts.kwargs)["dim"]
         whole, shown = self.now(source), source.meta["val"]
         if name_of(parts) == "unbind":
             return self._made(aten.select_scatter.default, (whole, value, dim, number), view, shown)

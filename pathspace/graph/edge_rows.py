@@ -20,8 +20,8 @@ class EdgeRows:
     """The edges of a block in rows, one for each of the ``near`` ids.
 
     Equal rows share one of ``far`` (``which``), and column dimensions along which the far ids are
-    constant come first and repeat its columns (``repeats``). ``row_offset``, ``steps``, ``tap``
-    and ``order`` lead to flat positions.
+    constant come first and repeat its columns (``repeats``). Each column has all taps, numbered
+    with it. ``row_offset``, ``steps``, ``tap`` and ``order`` lead to flat positions.
     """
 
     near: np.ndarray
@@ -33,12 +33,11 @@ class EdgeRows:
     repeats: int
     tap: int
     order: tuple[int, ...]
-    tap_dims: tuple[int, ...]
     shape: tuple[int, int, int]
     entering: bool
 
     def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Flat positions of the given edges at tap 0."""
+        """Flat positions of edges by their row, and the number of their column and tap."""
         sizes, strides = self.steps
         index = np.unravel_index(column, sizes) if sizes else ()
         return np.asarray(
@@ -83,12 +82,16 @@ def edge_rows(block: WeightBlock, entering: bool) -> EdgeRows:
         dead=matrix(idle(block)),
         which=which,
         row_offset=offset,
-        steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),
+        steps=(
+            tuple(shape[d] for d in (*columns, *taps)),
+            tuple(strides[d] for d in (*columns, *taps)),
+        ),
         repeats=math.prod(shape[d] for d in columns if not varies[d]),
         # the middle tap: outer taps may read mostly padding
-        tap=sum((shape[d] // 2) * strides[d] for d in taps),
+        tap=int(np.ravel_multi_index([shape[d] // 2 for d in taps], [shape[d] for d in taps]))
+        if taps
+        else 0,
         order=(*rows, *columns, *taps),
-        tap_dims=tuple(taps),
         shape=(sizes[0], sizes[1], sizes[2]),
         entering=entering,
     )

@@ -238,7 +238,7 @@ class SpanningTreeBuilder:
         score = (
             np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         )
-        flat = rows.flat(position, column) + rows.tap
+        flat = rows.flat(position, column * rows.shape[2] + rows.tap)
         parameter = self._parameter(block)
         if self.blind or not has_values(parameter):
             return flat, column, score
@@ -257,7 +257,7 @@ class SpanningTreeBuilder:
         weight = self.graph.blocks[block].values(self._parameter(block))
         table = weight.permute(rows.order).reshape(rows.shape)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
-        columns, taps, scores = [], [], []
+        cells, scores = [], []
         measured = self.rule == "magnitude"
         if measured:
             near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
@@ -279,18 +279,10 @@ class SpanningTreeBuilder:
                 len(part), -1
             )
             top = size.max(1)
-            first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)
-            columns.append(first // rows.shape[2])
-            taps.append(first % rows.shape[2])
+            cells.append(np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1))
             scores.append(top)
-        column, rest = np.concatenate(columns), np.concatenate(taps)
-        shape = self.graph.blocks[block].shape
-        offset = np.zeros(len(rest), np.int64)
-        for d in reversed(rows.tap_dims):
-            stride = int(np.prod(shape[d + 1 :], dtype=np.int64))
-            offset += rest % shape[d] * stride
-            rest = rest // shape[d]
-        return rows.flat(position, column) + offset, column, np.concatenate(scores)
+        cell = np.concatenate(cells)
+        return rows.flat(position, cell), cell // rows.shape[2], np.concatenate(scores)
 
 
 def tree_of_edges(

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from ..models.values import require_values
@@ -150,6 +150,13 @@ def owner(name: str) -> str:
     """Path of the module of a parameter; for parametrised weights, of the module that uses them."""
     path = f".{name}".rpartition(".")[0]
     return path.partition(".parametrizations.")[0].removeprefix(".")
+
+
+def sums_of(forms: csr_array) -> csr_array:
+    """Log-scales of root, units and derived ids as sums of those of root and units."""
+    derived, count = forms.shape[0], forms.shape[1] + 1
+    wide = csr_array((forms.data, forms.indices + 1, forms.indptr), shape=(derived, count))
+    return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), wide]))
 
 
 def signed_rows(matrix: csr_array, ids: np.ndarray) -> csr_array:

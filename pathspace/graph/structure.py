@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, eye_array, vstack
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from ..capture.captured import Captured
 from ..errors import InputError, UnsupportedError
 from ..models.finite import expect_scales
-from .parts import Pin, Slice, Statistic, WeightBlock, owner
+from .parts import Pin, Slice, Statistic, WeightBlock, owner, sums_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -165,10 +165,7 @@ class Structure:
     @cached_property
     def expand(self) -> csr_array:
         """Log-scales of ids as sums of those of root and units, ``(H + 1 + derived, H + 1)``."""
-        count = self.num_units + 1
-        forms = csr_array(self.forms)
-        derived = csr_array((forms.data, forms.indices + 1, forms.indptr), (forms.shape[0], count))
-        return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), derived]))
+        return sums_of(self.forms)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:

@@ -8,13 +8,14 @@ scalar; for other views they are scattered. All uses of one scalar must have the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
 
-from .parameter_scales import Region, layout
 from .records import Use
 from .relations import Relations
 from .scales import Scales
@@ -22,15 +23,58 @@ from .semantics import Place
 from .union_find import negated
 from .values import NEUTRAL, broadcast_shape, compress, distinct, has_zeros
 
+Region = tuple[slice, ...]
 Piece = tuple[Region, Tensor, Tensor]
+
+
+def layout(
+    view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]
+) -> tuple[Region, list[Tensor]] | None:
+    """Ids on a strided view, rearranged to the parameter's own dimensions.
+
+    Returns the region that the view covers, and each tensor of ids (sizes 1, or those of the
+    region); ``None`` if the view does not consist of the parameter's dimensions.
+    """
+    strides, sizes = [prod(shape[dim + 1 :]) for dim in range(len(shape))], view.shape
+    # for each dimension of the parameter, those of the view along it, the outermost first
+    homes: list[list[int]] = [[] for _ in shape]
+    for dim in sorted(range(view.dim()), key=lambda dim: -view.stride()[dim]):
+        stride = view.stride(dim)
+        found = [d for d, own in enumerate(strides) if own <= stride < own * shape[d]]
+        if sizes[dim] > 1:
+            if not found or stride % strides[found[0]]:
+                return None
+            homes[found[0]].append(dim)
+    region = []
+    for home, stride, size in zip(homes, strides, shape, strict=True):
+        steps = [view.stride(dim) // stride for dim in home] or [1]
+        if any(view.stride(a) != view.stride(b) * sizes[b] for a, b in pairwise(home)):
+            return None
+        start = view.storage_offset() // stride % size
+        last = start + steps[-1] * (prod(sizes[dim] for dim in home) - 1)
+        if last >= size:
+            return None
+        region.append(slice(start, last + 1, steps[-1]))
+
+    used = [dim for home in homes for dim in home]
+    order = used + [dim for dim in range(view.dim()) if dim not in used]
+
+    def laid_out(own: Tensor) -> Tensor:
+        for home in homes:
+            if any(own.shape[dim] > 1 for dim in home):
+                own = own.expand([n if d in home else own.shape[d] for d, n in enumerate(sizes)])
+        return own.permute(order).reshape([prod(own.shape[dim] for dim in home) for home in homes])
+
+    return tuple(region), [laid_out(own) for own in ids]
 
 
 def _pattern(ids: Tensor) -> set[int]:
     return {dim for dim, size in enumerate(distinct(ids).shape) if size > 1}
 
 
-def _whole(region: Region, shape: tuple[int, ...]) -> bool:
-    return all(part == slice(0, size, 1) for part, size in zip(region, shape, strict=True))
+def whole_region(shape: Sequence[int]) -> Region:
+    """The region of a parameter that has all of its scalars."""
+    return tuple(slice(0, size, 1) for size in shape)
 
 
 def combine(
@@ -44,17 +88,18 @@ def combine(
         if not pattern & reference and (pattern | reference):
             tail, head = negated(head), negated(tail)
         turned.append((region, tail, head))
-    if len(turned) == 1 and _whole(turned[0][0], shape):
+    every = whole_region(shape)
+    if len(turned) == 1 and turned[0][0] == every:
         return turned[0][1], turned[0][2]
-    wide = [[1] * len(shape), [1] * len(shape)]
-    for region, tail, head in turned:
-        for side, ids in enumerate((tail, head)):
-            for dim in range(len(shape)):
-                if shape[dim] > 1 and (
-                    ids.shape[dim] > 1 or region[dim] != slice(0, shape[dim], 1)
-                ):
-                    wide[side][dim] = shape[dim]
-    tables = [torch.full(wide[side], NEUTRAL) for side in (0, 1)]
+    tables = []
+    for side in (0, 1):
+        met = [(region, ends[side]) for region, *ends in turned]
+        wide = [
+            any(ids.shape[dim] > 1 or region[dim] != whole for region, ids in met)
+            for dim, whole in enumerate(every)
+        ]
+        sizes = [size if varies else 1 for size, varies in zip(shape, wide, strict=True)]
+        tables.append(torch.full(sizes, NEUTRAL))
     for region, *both in turned:
         parts = []
         for table, new in zip(tables, both, strict=True):
@@ -93,36 +138,32 @@ def _same_factor(
         equations.relate((1, later), (-1, earlier), (-1, change))
 
 
-def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
-    """A use of a view without whole dimensions: one full-size piece for each parameter."""
+def _pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
+    """A use in the layout of its parameter; of a view without whole dimensions, a full-size piece
+    for each parameter.
+    """
+    name = use.weight.name
+    if name is not None:
+        found = layout(use.weight.index, (use.tail, use.head), scales.shapes[name])
+        if found is not None:
+            yield name, (found[0], found[1][0], found[1][1])
+            return
     positions = use.weight.positions(scales.offsets)
-    tail, head = (ids.expand(positions.shape).flatten() for ids in (use.tail, use.head))
+    ends = [ids.expand(positions.shape).flatten() for ids in (use.tail, use.head)]
     positions = positions.flatten()
     for name in scales.parameters_of(use.weight):
         shape = scales.shapes[name]
-        size = torch.Size(shape).numel()
         local = positions - scales.offsets[name]
-        inside = (local >= 0) & (local < size)
+        inside = (local >= 0) & (local < prod(shape))
         tables = []
-        for ids in (tail, head):
-            table = torch.full((size,), NEUTRAL)
+        for ids in ends:
+            table = torch.full((prod(shape),), NEUTRAL)
             table[local[inside]] = ids[inside]
             # a scalar can occur several times: the table has its last ids, and all
             # others are unified with them
             scales.equations.unify(table[local[inside]], ids[inside])
             tables.append(table.reshape(shape))
-        yield name, (tuple(slice(0, length, 1) for length in shape), tables[0], tables[1])
-
-
-def _living(use: Use, alive: Tensor) -> Use | None:
-    """The use without the edges that are on no path, which fix nothing."""
-    if bool(alive.all()):
-        return use
-    if not bool(alive.any()):
-        return None
-    return Use(
-        use.weight, torch.where(alive, use.tail, NEUTRAL), torch.where(alive, use.head, NEUTRAL)
-    )
+        yield name, (whole_region(shape), tables[0], tables[1])
 
 
 @dataclass(frozen=True)
@@ -144,7 +185,7 @@ def _beyond(tail: Tensor, traced: list[Piece], shape: tuple[int, ...]) -> Tensor
     """Mask of the used scalars that no piece of the traced capture uses, or ``None``."""
     covered = torch.full([1] * len(shape), False)
     for region, own, _ in traced:
-        if _whole(region, shape) and bool((own != NEUTRAL).all()):
+        if region == whole_region(shape) and bool((own != NEUTRAL).all()):
             return None
         table = torch.full(shape, False)
         table[region] = own != NEUTRAL
@@ -155,36 +196,27 @@ def _beyond(tail: Tensor, traced: list[Piece], shape: tuple[int, ...]) -> Tensor
 
 def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     """Raw ids of every used parameter; the first ``traced`` uses are at the traced sizes."""
-    own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
-    for number, (recorded, head_alive) in enumerate(
-        zip(scales.flows.uses, scales.flows.alive(scales.equations.size), strict=True)
-    ):
-        if number == traced:
-            own = {name: len(uses) for name, uses in pieces.items()}
-        use = _living(recorded, head_alive) if recorded.weight.shape.numel() else None
-        if use is None:
+    own: dict[str, list[Piece]] = {}
+    alive = scales.flows.alive(scales.equations.size)
+    for number, (use, living) in enumerate(zip(scales.flows.uses, alive, strict=True)):
+        if not (use.weight.shape.numel() and bool(living.any())):
             continue
-        name = use.weight.name
-        found = (
-            layout(use.weight.index, (use.tail, use.head), scales.shapes[name])
-            if name is not None
-            else None
-        )
-        if name is not None and found is not None:
-            pieces.setdefault(name, []).append((found[0], found[1][0], found[1][1]))
-        else:
-            for other, piece in dense_pieces(use, scales):
-                pieces.setdefault(other, []).append(piece)
+        if not bool(living.all()):
+            # (edges that are on no path fix nothing)
+            ends = (torch.where(living, ids, NEUTRAL) for ids in (use.tail, use.head))
+            use = Use(use.weight, *ends)
+        for name, piece in _pieces(use, scales):
+            pieces.setdefault(name, []).append(piece)
+            if traced is None or number < traced:
+                own.setdefault(name, []).append(piece)
     result = {}
     for name, uses in pieces.items():
         # equations between several uses of a weight are recorded with the weight as their place
         scales.place = Place(f"uses of {name}")
         tail, head = combine(uses, scales.shapes[name], scales.equations)
-        count = (
-            len(uses) if traced is None or traced == len(scales.flows.uses) else own.get(name, 0)
-        )
-        beyond = None if count == len(uses) else _beyond(tail, uses[:count], scales.shapes[name])
+        here = own.get(name, [])
+        beyond = None if len(here) == len(uses) else _beyond(tail, here, scales.shapes[name])
         result[name] = Ends(tail, head, beyond)
     return result
 

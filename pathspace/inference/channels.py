@@ -15,6 +15,7 @@ positions that must not be moved.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -149,23 +150,12 @@ class Channels(Sided):
                 self.fix(result)
         return result.expand(shape) if any(not whole for whole in plain) else constant(shape, FIXED)
 
-    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
+    def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
         """Merge what is reduced; a sum of all channels does not change with their order."""
-        ids = self.activation(value)
-        wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
-        shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
-        if self._unordered(ids, set(wanted)):
-            self._mix(ids, wanted, "summed")
+        if self._unordered(ids, set(dims)):
+            self._mix(ids, dims, "summed")
             ids = constant(ids.shape)
-        ids = self._one(ids, wanted)
-        # (a sum of nothing is zero)
-        ids = (
-            ids.expand(shape) if all(ids.shape[dim] for dim in wanted) else constant(shape, NEUTRAL)
-        )
-        if not keepdim:
-            for dim in wanted:
-                ids = ids.select(dim, 0)
-        return ids
+        return self._one(ids, dims)
 
     def _unordered(self, ids: Tensor, summed: set[int]) -> bool:
         """Whether it is a plain sum or mean of all positions along which channels differ."""
@@ -264,13 +254,9 @@ class Channels(Sided):
         self._mix(ids, dims, "normalised together")
         return ids
 
-    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+    def product(self, *factors: tuple[int | Fraction, Tensor]) -> Tensor:
         """Elementwise."""
         return self.join(*(ids for _, ids in factors))
-
-    def root(self, value: Tensor, degree: int) -> Tensor:
-        """Elementwise."""
-        return value
 
     def observe(self, value: Tensor) -> Tensor:
         """Elementwise."""

@@ -8,12 +8,13 @@ dividend and divisor have a common origin.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from .registry import facts_of, operation_name
+from .registry import facts_of, named_arguments, operation_name
 
 # kinds of operations that do not change elements
 MOVEMENTS = frozenset(["copy", "movement", "repetition", "part"])
@@ -94,18 +95,12 @@ def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set
     return set(found)
 
 
-# operation -> positions of the numbers that it writes
-NUMBERS: Mapping[str, tuple[int, ...]] = {
-    "masked_fill": (2,), "where": (1, 2), "full": (1,), "full_like": (1,), "new_full": (2,),
-    "scalar_tensor": (0,),
-    "fill": (1,), "index_fill": (3,), "scatter": (3,), "pad": (3,), "constant_pad_nd": (2,),
-}  # fmt: skip
-# operation -> positions of the operands whose values it passes on, if not all
-CARRIED: Mapping[str, tuple[int, ...]] = {
-    "where": (1, 2), "masked_fill": (0, 2), "index": (0,), "gather": (0,), "index_select": (0,),
-    "scatter": (0, 3),
-    "take_along_dim": (0,), "index_put": (0, 2), "index_fill": (0, 3), "masked_select": (0,),
-}  # fmt: skip
+# kinds of operations that write numbers, besides those that fill a tensor, and the names of these
+WRITERS = frozenset(["choice", "creation", "padding", "write"])
+NUMBERS = ("value", "fill_value", "self", "other", "s")
+# names of operands that say where values are read or written
+PLACES = ("index", "indices", "mask", "condition")
+FILLING = ("fill", "full", "index_fill", "scalar_tensor")
 MADE = frozenset(
     ["ones", "ones_like", "new_ones", "arange", "eye", "linspace", "logspace", "hann_window"]
 )
@@ -120,15 +115,12 @@ def constant_behind(
     pending, seen = [node], {node}
     while pending and len(seen) < FARTHEST:
         value = pending.pop(0)
-        kind = (
-            operation_name(value.target).removeprefix("aten.").rstrip("_")
-            if value.op == "call_function"
-            else ""
-        )
-        found = _constant(value, kind, sources)
+        found = _constant(value, sources)
         if found:
             return found, value if value.all_input_nodes else None
-        operands = list(_operands(value, kind))
+        given = named_arguments(value.target, value.args, value.kwargs)
+        places = pytree.tree_leaves([given.get(name) for name in PLACES])
+        operands = [each for each in value.all_input_nodes if each not in places]
         if value is not node and any(
             sources.get(each.name, ("", ""))[0] == "parameter" for each in operands
         ):
@@ -145,26 +137,17 @@ def constant_behind(
     return "", None
 
 
-def _operands(node: fx.Node, kind: str) -> Iterator[fx.Node]:
-    if kind not in CARRIED:
-        yield from node.all_input_nodes
-        return
-    for place in CARRIED[kind]:
-        if place < len(node.args) and isinstance(node.args[place], fx.Node):
-            yield node.args[place]  # type: ignore[misc]
-
-
-def _constant(node: fx.Node, kind: str, sources: Mapping[str, tuple[str, str]]) -> str:
+def _constant(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> str:
+    kind = operation_name(node.target).removeprefix("aten.").rstrip("_")
     if node.op == "get_attr" or kind in MADE:
         return "a constant tensor"
     if node.op == "placeholder":
         origin, name = sources.get(node.name, ("", ""))
         return {"constant": "a constant tensor", "buffer": f"the buffer {name}"}.get(origin, "")
-    numbers: list[Any] = [
-        node.args[place] for place in NUMBERS.get(kind, ()) if place < len(node.args)
-    ]
-    numbers += [node.kwargs.get(name) for name in ("fill_value", "value")]
-    for number in numbers:
+    if facts_of(node).kind not in WRITERS and kind not in FILLING:
+        return ""
+    given = named_arguments(node.target, node.args, node.kwargs)
+    for number in map(given.get, NUMBERS):
         if isinstance(number, int | float) and number and math.isfinite(number):
             return f"the constant {number:g}"
     return ""

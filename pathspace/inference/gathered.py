@@ -28,6 +28,8 @@ from .union_find import class_index, lookup
 from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
+# a number above those of all positions
+MANY = 2**62
 
 
 def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
@@ -48,30 +50,25 @@ def _differences(
         present = system.present(ids)
         system.unify(present, torch.zeros_like(present))
     solution = system.resolve()
-    owner = np.full(solution.units + 1, -1)
-    shared = np.zeros(solution.units + 1, bool)
+    # the first and the last position at which a scale is met, where each index has its own
+    low, high = np.full(solution.units + 1, MANY), np.full(solution.units + 1, -1)
     start, starts = 0, dict[int, int]()
     for name, ends in virtual.items():
-        rows, index = scales.shapes[name][0], scales.gathers[name]
-        first = starts.setdefault(index, start)
+        rows = scales.shapes[name][0]
+        first = starts.setdefault(scales.gathers[name], start)
         start = max(start, first + rows)
         for ids in ends:
             number = _looked_up(solution, ids).abs().numpy()
-            if number.shape[0] < rows:
-                # one scale for all positions
-                places = np.full([1] * number.ndim, -2)
-            else:
-                places = first + np.arange(rows).reshape(-1, *[1] * (number.ndim - 1))
+            # (with one scale for all positions: at more than one of them)
+            places = first + np.arange(rows) if len(number) == rows else np.array([0, MANY])
+            places = places.reshape(-1, *[1] * (number.ndim - 1))
             met, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
-            # (scales in sums of several are fixed, which is sound)
             plain = met <= solution.units
-            shared[solution.forms[met[~plain] - solution.units - 1].indices + 1] = True
-            units, where = met[plain], where[plain]
-            shared[units[(where == -2) | ((owner[units] != -1) & (owner[units] != where))]] = True
-            owner[units] = where
-            shared[units[owner[units] != where]] = True
-    shared[0] = False
-    solution = solution.fixed(np.flatnonzero(shared))
+            # (scales in sums of several are fixed, which is sound)
+            low[solution.sums[np.unique(met[~plain])].indices] = -1
+            np.minimum.at(low, met[plain], where[plain])
+            np.maximum.at(high, met[plain], where[plain])
+    solution = solution.fixed(1 + np.flatnonzero(low[1:] < np.maximum(high, 0)[1:]))
     normed = np.zeros(solution.units + 1, bool)
     for ids in (*scales.cuts, *scales.approximate):
         normed |= solution.units_in(_looked_up(solution, distinct(ids)).numpy())
@@ -82,7 +79,7 @@ def _differences(
 class _Template:
     """Differences of one row: table -> cells, their ``solution``, those a normalisation removes."""
 
-    cells: dict[str, tuple[Tensor, Tensor]]
+    cells: dict[str, list[Tensor]]
     solution: Solution
     normed: np.ndarray
 
@@ -91,32 +88,22 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
-    cells: dict[str, tuple[Tensor, Tensor]] = {}
+    uses: dict[str, list[Ends]] = {}
     for name, ends in virtual.items():
-        table = scales.virtual[name]
-        sizes = [tuple(ids.shape[1:]) for ids in ends]
-        if table in cells:
-            both = [
-                broadcast_shape(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)
-            ]
-        else:
-            both = [torch.Size(s) for s in sizes]
-        new = tuple(system.fresh((1, *size)) for size in both)
-        for i, ids in enumerate(ends):
+        uses.setdefault(scales.virtual[name], []).append(ends)
+    cells: dict[str, list[Tensor]] = {}
+    every = [(table, side) for table in uses for side in zip(*uses[table], strict=True)]
+    for table, sides in every:
+        cell = system.fresh((1, *broadcast_shape(*(ids.shape[1:] for ids in sides))))
+        cells.setdefault(table, []).append(cell)
+        for ids in sides:
             number = _looked_up(solution, ids)
             wanted = units[number.abs()] * number.sign()
-            if number.shape[0] == 1 and scales.shapes[name][0] > 1:
-                wanted = torch.zeros_like(wanted)
             # cells that are on no path impose nothing
             wanted = torch.where(ids == NEUTRAL, NEUTRAL, wanted)
-            system.unify(
-                new[i].expand(wanted.shape[0], *both[i]), wanted.expand(wanted.shape[0], *both[i])
-            )
-            unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(1, *both[i])
-            system.unify(torch.where(unasked, new[i], ROOT), torch.zeros_like(new[i]))
-            if table in cells:
-                system.unify(new[i], cells[table][i].expand(1, *both[i]))
-        cells[table] = (new[0], new[1])
+            system.unify(cell, wanted)
+            unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(cell.shape)
+            system.unify(torch.where(unasked, cell, ROOT), torch.zeros_like(cell))
     differences = system.resolve()
     normed = differences.classes[units.numpy()[taken]]
     return _Template(cells, differences, differences.units_in(normed))
@@ -128,9 +115,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
     if not virtual:
         return {}
     fixed = [ids for name, ends in raw.items() if name not in virtual for ids in ends]
-    template = _template(
-        scales, virtual, [*fixed, *(entry[2] for entry in scales.running.entries())]
-    )
+    template = _template(scales, virtual, [*fixed, *(entry[2] for entry in scales.running())])
     base = {name: (_row(ends[0]), _row(ends[1])) for name, ends in virtual.items()}
     for name, ends in virtual.items():
         for ids, row in zip(ends, base[name], strict=True):
@@ -150,7 +135,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
             first
             and not tails.any()
             and bool((heads == first).all())
-            and bool((_class(known, tail) == 0).all())
+            and not bool(known[class_index(tail)].any())
         ):
             # one difference for a whole row: put it at the tail, which needs no id per scalar
             tail = -(fresh[first.abs()] * first.sign()).reshape(-1, *[1] * (tail.dim() - 1))
@@ -177,10 +162,6 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
             anchored[values] = True
             first = wide[torch.from_numpy(places[new])]
             scales.equations.unify(first, torch.zeros_like(first))
-
-
-def _class(known: Tensor, ids: Tensor) -> Tensor:
-    return known[class_index(ids)]
 
 
 def _fresh(scales: Scales, template: _Template) -> dict[str, tuple[Tensor, Tensor]]:
@@ -210,8 +191,7 @@ def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh:
     differs = (fresh[side[0].abs()] * side[0].sign().unsqueeze(-1)).movedim(-1, 0)
     wide = base.expand(1, *side.shape[1:])
     result = torch.where((side != 0) & (wide != NEUTRAL), differs, wide)
-    both = ((side != 0) & (wide != NEUTRAL) & (_class(known, wide) != 0)).expand(differs.shape)
-    if bool(both.any()):
+    if bool(((side != 0) & (wide != NEUTRAL) & (known[class_index(wide)] != 0)).any()):
         # (all rows share scales that would be sums)
         scales.equations.unify(differs, torch.zeros_like(differs))
         return base

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
-from ..capture.aliasing import read_elsewhere
-from ..capture.captured import Captured, place
+from ..capture.captured import Captured, place, read_elsewhere
 from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError, first_line
 from ..graph.parts import Pin
 from ..models.values import has_values
@@ -28,20 +28,16 @@ LARGEST_TABLE = 1 << 24
 WITHOUT_RULE = "no rule says how this operation treats scales"
 
 
-def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
+def flat_values(tree: Any) -> list[Tensor | Weight]:
     """All activations and weights in nested arguments."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor | Weight):
-            yield leaf
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor | Weight)]
 
 
 def scalar_offsets(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     """The number of each parameter's first scalar among all scalars, and the shapes."""
-    offsets, shapes, total = {}, {}, 0
-    for name, parameter in captured.parameters.items():
-        offsets[name], shapes[name] = total, tuple(parameter.shape)
-        total += parameter.numel()
-    return offsets, shapes
+    shapes = {name: tuple(own.shape) for name, own in captured.parameters.items()}
+    starts = accumulate((own.numel() for own in captured.parameters.values()), initial=0)
+    return dict(zip(shapes, starts, strict=False)), shapes
 
 
 def interpret(
@@ -101,23 +97,20 @@ def _placeholder(
         return with_value(captured.constants[node.name])
     if not isinstance(shown, Tensor):
         return shown
-    changes = name in captured.overwritten
-    if kind == "buffer" and not changes and _is_table(captured.buffers.get(name)):
-        if not has_values(captured.buffers[name]) and node.users:
+    own, changes = captured.buffers.get(name), name in captured.overwritten
+    if kind == "buffer" and not changes and own is not None and _is_table(own):
+        if has_values(own):
+            return with_value(own)
+        if node.users:
             raise InputError(
                 f"The buffer {name!r} has no values (on the meta device or of a fake mode),"
                 " expected numbers, because they decide which weights are used; fill it, or build"
                 " the model within ps.without_weights()."
             )
-        return (
-            with_value(captured.buffers[name])
-            if has_values(captured.buffers[name])
-            else constant(shape_of(shown))
-        )
+        return constant(shape_of(shown))
     ids = semantics.given(kind, name, shape_of(shown))
     if kind == "buffer":
         # normalisations recognise running statistics by name (by the first name of a shared buffer)
-        own = captured.buffers.get(name)
         name = next((first for first, buffer in captured.buffers.items() if buffer is own), name)
         ids.buffer_name = name  # type: ignore[attr-defined]
     return ids
@@ -149,14 +142,9 @@ def _note_read(semantics: Semantics, value: Any) -> None:
         semantics.read(name)
 
 
-def _is_table(buffer: Tensor | None) -> bool:
+def _is_table(buffer: Tensor) -> bool:
     """Whether a buffer is a table of positions or a mask, which training does not change."""
-    if (
-        buffer is None
-        or buffer.dim() == 0
-        or buffer.layout != strided
-        or buffer.numel() > LARGEST_TABLE
-    ):
+    if not buffer.dim() or buffer.layout != strided or buffer.numel() > LARGEST_TABLE:
         return False
     if not buffer.is_floating_point():
         return not buffer.is_complex()

@@ -7,7 +7,7 @@ selects, which entries a mask removes, and which entries of a tensor are exactly
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -17,29 +17,22 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.tracer import OPERATION, decompositions, in_smaller_steps
-from .registry import RULES, operation_name
+from .registry import RULES, named_arguments, operation_name
 from .semantics import SHAPES
 from .values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
-# operations that fill a shape, or that of their operand -> the number, or the position of
-# the argument that gives it
-FILLED: dict[str, tuple[float | None, int]] = {
-    "aten.zeros": (0, 0), "aten.ones": (1, 0), "aten.full": (None, 1),
-    "aten.zeros_like": (0, 0), "aten.ones_like": (1, 0), "aten.full_like": (None, 1),
-    "aten.new_zeros": (0, 0), "aten.new_ones": (1, 0), "aten.new_full": (None, 2),
-}  # fmt: skip
 
 
-def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def fold_constant(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation on known constants; ``None`` if one is unknown, random or large."""
     target, shown = node.target, node.meta.get("val")
-    if operation_name(target) in FILLED:
-        number, position = FILLED[operation_name(target)]
-        number = args[position] if number is None and len(args) > position else number
+    own = operation_name(target).removeprefix("aten.").removeprefix("new_").removesuffix("_like")
+    if own in ("zeros", "ones", "full"):
+        number = named_arguments(target, args, kwargs).get("fill_value", int(own == "ones"))
         if not (_is_number(number) and _has_sizes(shown)):
             return None
-        return with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape))  # type: ignore[arg-type]
+        return with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape))
     if not isinstance(target, OPERATION):
         plain = not any(
             isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs))
@@ -131,15 +124,10 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     calls = [inner for inner in graph.graph.nodes if inner.op == "call_function"]
     if any(operation_name(inner.target) == operation_name(target) for inner in calls):
         return None
-    # a step inside must not have the name of an operand, which would be lost
-    taken = {operand.name for operand in operands}
-    for inner in graph.graph.nodes:
-        if inner.op != "placeholder":
-            while inner.name in taken:
-                inner.name += "_"
-            taken.add(inner.name)
-    for placeholder, operand in zip(
-        (n for n in graph.graph.nodes if n.op == "placeholder"), operands, strict=True
-    ):
-        placeholder.name = operand.name
+    for number, inner in enumerate(graph.graph.nodes):
+        # (no step inside may have the name of an operand, which would be lost)
+        inner.name = f"{node.name} {number}"
+    places = graph.graph.find_nodes(op="placeholder")
+    for place, operand in zip(places, operands, strict=True):
+        place.name = operand.name
     return graph

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array, vstack
 from scipy.sparse.csgraph import breadth_first_order, connected_components, dijkstra
 from torch import Tensor
 
@@ -16,8 +16,7 @@ from ..models.values import on_cpu
 from .assemble import Ends
 from .eps_detection import constant_behind
 from .interpreter import interpret
-from .parameter_scales import RunningStatistics
-from .relations import Relations
+from .relations import Relations, renaming
 from .scales import Scales
 from .union_find import Pairs
 from .units import ends_of
@@ -134,7 +133,7 @@ class _Noted(Relations):
         super().__init__()
         self.step = step
         self.pairs: list[tuple[np.ndarray, np.ndarray, int]] = []
-        self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.rows: list[tuple[csr_array, int]] = []
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
         pairs = super().unify(left, right)
@@ -146,9 +145,9 @@ class _Noted(Relations):
                     self.pairs.append((one[some], other[some], self.step(kind)))
         return pairs
 
-    def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        super().relate_rows(coefficients, ids)
-        self.rows.append((np.asarray(coefficients), np.asarray(ids), self.step(PRODUCT)))
+    def add(self, relations: csr_array) -> None:
+        super().add(relations)
+        self.rows.append((relations, self.step(PRODUCT)))
 
 
 class Witness(Scales):
@@ -160,7 +159,6 @@ class Witness(Scales):
         self._reason, self._fixing = "", False
         self.noted = _Noted(self._step)
         self.equations = self.noted
-        self.running = RunningStatistics(self.noted)
 
     def _step(self, kind: str) -> int:
         place = self.place
@@ -213,25 +211,30 @@ class Chains:
         self.steps = [*witness.steps_taken]
         self._size = witness.equations.size
         noted = witness.noted
-        empty = np.zeros(0, np.int64)
-        self._left = np.concatenate([empty, *(left for left, _, _ in noted.pairs)])
-        self._right = np.concatenate([empty, *(right for _, right, _ in noted.pairs)])
-        self._step = np.concatenate(
-            [empty, *(np.full(len(left), step) for left, _, step in noted.pairs)]
-        )
+        for rows, _ in noted.rows:
+            rows.resize(rows.shape[0], self._size)
+        none = csr_array((0, self._size), dtype=np.int64)
+        self._rows = csr_array(vstack([none, *(rows for rows, _ in noted.rows)], format="csr"))
+        counts = [rows.shape[0] for rows, _ in noted.rows]
+        self._step_of_row = np.repeat(np.array([step for _, step in noted.rows], int), counts)
+        # left and right sides of equations, and their steps
+        self._sides = np.zeros((3, 0), np.int64)
+        self._add(*((left, right, np.full(len(left), step)) for left, right, step in noted.pairs))
         self._search()
-        while self._derive(noted.rows):
+        while self._derive():
             self._search()
+
+    def _add(self, *equations: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+        self._sides = np.concatenate([self._sides, *map(np.stack, equations)], 1)
 
     def _node(self, ids: np.ndarray) -> np.ndarray:
         return np.asarray(2 * np.abs(ids) + (ids < 0))
 
     def _search(self) -> None:
-        sides = self._left, self._right, -self._left, -self._right, np.zeros(1, int)
-        ends = [self._node(side) for side in sides]
-        rows = np.concatenate([ends[0], ends[2], ends[4]])
-        columns = np.concatenate([ends[1], ends[3], ends[4] + 1])
-        step = np.concatenate([self._step, self._step, [-1]])
+        left, right, steps = self._sides
+        rows = np.concatenate([self._node(left), self._node(-left), [0]])
+        columns = np.concatenate([self._node(right), self._node(-right), [1]])
+        step = np.concatenate([steps, steps, [-1]])
         count = 2 * self._size
         graph = coo_array((np.ones(len(rows), bool), (rows, columns)), shape=(count, count)).tocsr()
         self._graph = graph
@@ -244,64 +247,51 @@ class Chains:
             way = np.flatnonzero((self._before[end] == start) & (end > 1))[::-1]
             self._via[end[way]] = step[way]
 
-    def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
+    def _derive(self) -> bool:
         """Add equations that follow from relations and opposite scales; whether there are any."""
-        new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        known = self._sides.shape[1]
         plus, minus = self._label[0::2], self._label[1::2]
-        root = self._label[0]
-        turned = np.flatnonzero((plus == minus) & (plus != root))
+        turned = np.flatnonzero((plus == minus) & (plus != plus[0]))
         if len(turned):
-            _, first = np.unique(plus[turned], return_index=True)
-            own = turned[first]
-            new.append((own, np.zeros_like(own), np.full(len(own), len(self.steps))))
+            own = turned[np.unique(plus[turned], return_index=True)[1]]
+            self._add((own, np.zeros_like(own), np.full(len(own), len(self.steps))))
             # (at the place of the first equation between opposite scales)
-            crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
-            place = self.steps[self._step[crossed[0]]] if len(crossed) else NOWHERE
+            crossed = np.flatnonzero(np.sign(self._sides[:2, :known]).prod(0) < 0)
+            place = self.steps[self._sides[2, crossed[0]]] if len(crossed) else NOWHERE
             self.steps.append(replace(place, reason=OPPOSITE))
-        # (how far each is from the root, or infinitely far)
-        far = dijkstra(self._graph, directed=False, indices=0, unweighted=True) if rows else root
-        lead = np.minimum(plus, minus)
-        sign = np.where(plus <= minus, 1, -1)
-        for coefficients, ids, step in rows:
-            c = np.broadcast_to(coefficients, ids.shape) * np.sign(ids) * sign[np.abs(ids)]
-            v = np.where(lead[np.abs(ids)] == min(root, self._label[1]), -1, lead[np.abs(ids)])
-            c = np.where(v < 0, 0, c)
-            width = ids.shape[1]
-            for i in range(width):
-                for j in range(i + 1, width):
-                    same = (v[:, i] == v[:, j]) & (c[:, j] != 0)
-                    c[:, i] += np.where(same, c[:, j], 0)
-                    c[:, j] = np.where(same, 0, c[:, j])
-            terms = (c != 0).sum(1)
-            single = np.flatnonzero(terms == 1)
-            own = ids[single, (c[single] != 0).argmax(1)]
-            # the link to the root goes through the term that was fixed last
-            depth = far[2 * np.abs(ids[single])]
-            depth = np.where(np.isinf(depth), -1, depth)
-            other = np.where(depth.max(1) >= 0, ids[single, depth.argmax(1)], 0)
-            new.append((np.abs(own), np.abs(other), np.full(len(own), step)))
-            pair = np.flatnonzero(terms == 2)
-            if len(pair):
-                places = np.argsort(c[pair] == 0, 1, kind="stable")[:, :2]
-                ends, factors = (
-                    np.take_along_axis(table[pair], places, 1) for table in (np.abs(ids), c)
-                )
-                even = np.abs(factors[:, 0]) == np.abs(factors[:, 1])
-                one, two = ends[even].T
-                two = two * -np.sign(factors[even]).prod(1) * sign[one] * sign[two]
-                differ = self._label[self._node(one)] != self._label[self._node(two)]
-                new.append((one[differ], two[differ], np.full(int(differ.sum()), step)))
-        left, right, steps = (
-            np.concatenate([part[k] for part in new]) if new else np.zeros(0, int) for k in range(3)
-        )
-        if not len(left):
-            return False
-        self._left, self._right = (
-            np.concatenate([self._left, left]),
-            np.concatenate([self._right, right]),
-        )
-        self._step = np.concatenate([self._step, steps])
-        return True
+        if self._rows.shape[0]:
+            # the class of each id, with its sign; 0 is the root
+            lead, sign = np.minimum(plus, minus), np.where(plus <= minus, 1, -1)
+            self._follow(np.where(lead == lead[0], 0, 1 + lead) * sign)
+        return self._sides.shape[1] > known
+
+    def _follow(self, classes: np.ndarray) -> None:
+        """Add what relations say of ids where a single class or two are left in them."""
+        rows, count = self._rows, 1 + 2 * self._size
+        sums = csr_array(rows @ renaming(classes, count))
+        sums.eliminate_zeros()
+        terms = np.diff(sums.indptr)
+        row = np.repeat(np.arange(len(terms)), np.diff(rows.indptr))
+        keys, first = np.unique(row * count + np.abs(classes[rows.indices]), return_index=True)
+
+        def met(some: np.ndarray, place: int) -> tuple[np.ndarray, np.ndarray]:
+            """An id of a class that is left in a row, and its coefficient there."""
+            start = sums.indptr[some] + place
+            ids = rows.indices[first[np.searchsorted(keys, some * count + sums.indices[start])]]
+            return ids.astype(np.int64), sums.data[start] * np.sign(classes[ids])
+
+        # how far each is from the root, or -1
+        far = dijkstra(self._graph, directed=False, indices=0, unweighted=True)[0::2]
+        depth = np.where(np.isinf(far), -1, far)[rows.indices]
+        alone, both = np.flatnonzero(terms == 1), np.flatnonzero(terms == 2)
+        # the link to the root goes through the term that was fixed last
+        last = np.lexsort((depth, row))[rows.indptr[1:] - 1][alone]
+        fixed = np.where(depth[last] < 0, 0, rows.indices[last])
+        self._add((met(alone, 0)[0], fixed, self._step_of_row[alone]))
+        (one, times), (two, others) = met(both, 0), met(both, 1)
+        even = np.abs(times) == np.abs(others)
+        sides = one, -two * np.sign(times * others), self._step_of_row[both]
+        self._add(tuple(side[even] for side in sides))
 
     def before(self, ids: np.ndarray) -> np.ndarray:
         """The next id on the chain to the root (a positive number); 0 without a chain."""

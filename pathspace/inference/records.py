@@ -37,25 +37,16 @@ def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct columns of ids without exact zeros, and the number of each column (or the count)."""
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
-    rows = [_small(row) for row in some]
-    number = rows[0]
-    for row in rows[1:] or rows:
-        # (one number for both ids)
-        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
-    count = int(number.max()) + 1 if len(number) else 0
-    first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
-    which = torch.full((columns.shape[1],), count)
-    which[kept] = number
-    return some[:, first], which
-
-
-def _small(ids: Tensor) -> Tensor:
-    """Numbers below ``2^31``, equal where the ids are equal."""
-    return (
-        ids
-        if not len(ids) or int(ids.abs().max()) < 2**31
-        else torch.unique(ids, return_inverse=True)[1]
-    )
+    # sums modulo ``2^64`` are mostly different for different columns
+    factors = torch.from_numpy(np.random.default_rng(0).integers(2**62, size=(len(some), 1)) | 1)
+    sums = (some * factors).sum(0).numpy()
+    _, first, number = np.unique(sums, return_index=True, return_inverse=True)
+    if not torch.equal(some[:, first][:, number], some):
+        _, first, number = np.unique(some.numpy(), axis=1, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    which = torch.full((columns.shape[1],), len(first))
+    which[kept] = torch.from_numpy(np.argsort(order)[number])
+    return some[:, first[order]], which
 
 
 class Powers:

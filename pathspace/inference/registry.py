@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..capture.captured import named_arguments as named_arguments
 from ..errors import InputTypeError
 
 Rule = Callable[..., Any]
@@ -197,14 +198,6 @@ def operation_name(target: Any) -> str:
     """The name of a node's target without its overload: ``"aten.relu"``, ``"getitem"``."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet) if packet is not None else getattr(target, "__name__", str(target))
-
-
-def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by name, with defaults; keywords alone without a schema."""
-    schema = getattr(target, "_schema", None)
-    own = [] if schema is None else schema.arguments
-    given = {each.name: each.default_value for each in own if each.has_default_value()}
-    return given | dict(zip((each.name for each in own), args, strict=False)) | kwargs
 
 
 def facts_of(operation: Any) -> Facts:

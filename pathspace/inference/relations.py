@@ -11,32 +11,25 @@ combinations of base units.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from flint import fmpz_mat
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csr_array, vstack
 from torch import Tensor
 
+from ..graph.parts import sums_of
 from .elimination import (
     LARGEST_POWER,
-    Rounds,
-    compress_relations,
-    eliminate_shared,
-    equations,
-    forms_of,
-    implied,
-    multiples,
-    peel,
-    simplified,
+    Round,
+    differences,
+    eliminated,
+    first_alike,
+    reduced,
+    scattered,
 )
 from .union_find import UnionFind, looked_up, representatives
-from .values import NEUTRAL
-
-MAX_ELIMINATED = 30_000
-# relations, and variables, that are solved as one matrix
-MAX_DENSE = 400
-WIDTH = 4
+from .values import NEUTRAL, distinct_together
 
 
 @dataclass(frozen=True)
@@ -51,32 +44,43 @@ class Solution:
     units: int
     forms: csr_array
 
+    @classmethod
+    def of(cls, classes: np.ndarray, sums: csr_array) -> Solution:
+        """A solution from classes whose log-scales are sums of those of the root and of units, in a
+        row for each class; equal and opposite sums become one class.
+        """
+        units = sums.shape[1] - 1
+        sums.eliminate_zeros()
+        sums.sort_indices()
+        terms = np.diff(sums.indptr)
+        filled = np.flatnonzero(terms)
+        start = sums.indptr[filled]
+        sign, number = np.ones(len(terms), np.int64), np.zeros(len(terms), np.int64)
+        sign[filled] = np.sign(sums.data[start])
+        alone = (terms[filled] == 1) & (np.abs(sums.data[start]) == 1)
+        number[filled[alone]] = sums.indices[start[alone]]
+        rest = filled[~alone]
+        forms = csr_array(sums[rest, 1:].multiply(sign[rest][:, None]))
+        kept, which = np.unique(first_alike(forms), return_inverse=True)
+        number[rest] = 1 + units + which
+        return cls(looked_up(number * sign, classes), units, csr_array(forms[kept]))
+
+    @cached_property
+    def sums(self) -> csr_array:
+        """The log-scale of each class as a sum of those of root and units."""
+        return sums_of(self.forms)
+
     def units_in(self, classes: np.ndarray) -> np.ndarray:
         """Mask of the root and the units among classes and inside of derived ones."""
         met = np.zeros(self.units + 1, bool)
-        number = np.unique(np.abs(classes))
-        met[number[number <= self.units]] = True
-        met[self.forms[number[number > self.units] - self.units - 1].indices + 1] = True
+        met[self.sums[np.unique(np.abs(classes))].indices] = True
         return met
 
     def fixed(self, units: np.ndarray) -> Solution:
         """The solution with the log-scales of some base units (numbers from 1) fixed at 0."""
-        keep = np.ones(self.units, bool)
-        keep[units - 1] = False
-        forms = csr_array(self.forms[:, keep])
-        terms = np.diff(forms.indptr)
-        # a form can become empty, or a single base unit
-        alone = np.flatnonzero(terms == 1)
-        only = np.zeros(len(terms), np.int64)
-        only[alone] = forms.data[forms.indptr[alone]]
-        same = np.abs(only) == 1
-        derived = ~same & (terms > 0)
-        number = np.zeros(1 + self.units + len(terms), np.int64)
-        number[1 : self.units + 1][keep] = np.arange(1, int(keep.sum()) + 1)
-        rows = np.flatnonzero(same)
-        number[self.units + 1 + rows] = only[rows] * (1 + forms.indices[forms.indptr[rows]])
-        number[self.units + 1 :][derived] = 1 + int(keep.sum()) + np.arange(int(derived.sum()))
-        return Solution(looked_up(number, self.classes), int(keep.sum()), csr_array(forms[derived]))
+        keep = np.ones(self.units + 1, bool)
+        keep[units] = False
+        return Solution.of(self.classes, csr_array(self.sums[:, keep]))
 
 
 class Relations(UnionFind):
@@ -96,100 +100,69 @@ class Relations(UnionFind):
 
     def __init__(self) -> None:
         super().__init__()
-        self._relations: list[tuple[np.ndarray, np.ndarray]] = []
+        # coefficients, and positive ids, in rows
+        self._relations: list[csr_array] = []
         # number of scales that were fixed because they are too high a power of others, and
         # whether the solution lacks any for that reason, or for relations in circles
         self.too_high = 0
         self.incomplete = False
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
-        """Record ``sum of coefficient * phi(ids) = 0`` for up to four terms, elementwise."""
-        ids = torch.broadcast_tensors(*(entry for _, entry in terms))
-        for dim in range(ids[0].dim()):
-            if ids[0].shape[dim] > 1 and all(entry.stride(dim) == 0 for entry in ids):
-                ids = tuple(entry.narrow(dim, 0, 1) for entry in ids)
+        """Record ``sum of coefficient * phi(ids) = 0``, elementwise."""
+        ids = distinct_together(*(entry for _, entry in terms))
         rows = torch.stack([entry.reshape(-1) for entry in ids], 1)
         table = rows[(rows != NEUTRAL).all(1)].numpy()
         if len(table):
-            self.relate_rows(
-                np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape), table
-            )
+            places = np.repeat(np.arange(len(table)), len(terms)), np.abs(table).reshape(-1)
+            data = (np.array([c for c, _ in terms], np.int64) * np.sign(table)).reshape(-1)
+            self.add(csr_array(coo_array((data, places), shape=(len(table), self.size))))
 
-    def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        """Record relations: rows of up to four coefficients and signed ids, or 0."""
-        more = ((0, 0), (0, WIDTH - ids.shape[1]))
-        self._relations.append((np.pad(coefficients, more), np.pad(ids, more)))
+    def add(self, relations: csr_array) -> None:
+        """Record relations: a row for each, with its coefficient of every id."""
+        self._relations.append(relations)
 
-    def _rows(
-        self, classes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-        """Relations in terms of classes, four terms each; and those that are equations now."""
-        coefficients, ids = map(np.concatenate, zip(*self._relations, strict=True))
-        signed = classes[np.abs(ids)]
-        if (ids < 0).any():
-            signed = signed * np.sign(ids)
-        coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
-        coefficients, variables = simplified(coefficients, variables)
-        left, right, done = equations(coefficients, variables)
-        return coefficients[~done], variables[~done], (left, right)
-
-    def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solve until no relation becomes an equation; classes, and relations left."""
+    def collapse(self) -> tuple[np.ndarray, csr_array]:
+        """Solve until no relation is an equation; classes, and the relations between them."""
         while True:
             classes = self.solve()
-            if not self._relations:
-                empty = np.zeros((0, WIDTH), np.int64)
-                return classes, empty, empty
+            for relations in self._relations:
+                relations.resize(relations.shape[0], self.size)
+            every = vstack([csr_array((0, self.size), dtype=np.int64), *self._relations])
+            total = int(np.abs(classes).max(initial=0))
+            matrix = reduced(csr_array(csr_array(every) @ renaming(classes, total + 1)))
             first = representatives(classes)
-            coefficients, variables, simple = self._rows(classes)
-            # relations that are now equations are removed
-            self._relations = [(coefficients, first[variables])]
-            # while all relations are there, more equations are seen, which leave units that edges
-            # of a skeleton can reach
-            longest = WIDTH if len(variables) <= MAX_ELIMINATED else 2
-            found = implied(coefficients, variables, longest)
-            if not (len(simple[0]) or len(found[0])):
-                return classes, coefficients, variables
-            self._equate(first, simple)
-            self._equate(first, found)
-
-    def _equate(self, first: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> None:
-        self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
+            self._relations = [csr_array(matrix @ renaming(first, self.size))]
+            # (with equations between units, edges of a skeleton can reach more of those left)
+            more = csr_array(vstack([matrix, reduced(differences(matrix))], format="csr"))
+            terms = np.diff(more.indptr)
+            start, end = more.indptr[:-1][terms < 3], more.indptr[1:][terms < 3] - 1
+            # (two terms of equal size have no common factor)
+            equal = np.abs(more.data[start] * more.data[end]) == 1
+            start, end = start[equal], end[equal]
+            if not len(start):
+                return classes, matrix
+            other = np.where(start == end, 0, -more.data[end] * more.indices[end])
+            pair = (looked_up(first, side) for side in (more.indices[start], other))
+            self.unify(*map(torch.from_numpy, pair))
 
     def resolve(self) -> Solution:
         """Solve all: base units, and derived classes as integer combinations of them."""
         while True:
-            classes, coefficients, variables = self.collapse()
-            total = int(np.abs(classes).max(initial=0))
+            classes, matrix = self.collapse()
             first = representatives(classes)
-            solved: Rounds = []
-            size = -1
-            while size != len(variables):
-                size = len(variables)
-                for step in (multiples, peel, eliminate_shared):
-                    rounds, coefficients, variables = step(coefficients, variables, total)
-                    solved += rounds
-                coefficients, variables = compress_relations(coefficients, variables, total)
-            # substitution may give further equations
-            found = [
-                equations(coefficients, variables)[:2],
-                implied(coefficients, variables, WIDTH),
-            ]
-            if any(len(left) for left, _ in found):
-                for pairs in found:
-                    self._equate(first, pairs)
+            rounds, rest = eliminated(matrix)
+            if rest.shape[0]:
+                # (of relations such as ``3 a = 4 b``, fixing one variable is sound)
+                uses = np.bincount(rest.indices, minlength=rest.shape[1])
+                row = np.repeat(np.arange(rest.shape[0]), np.diff(rest.indptr))
+                order = np.lexsort((uses[rest.indices], row))
+                self._fix(first[np.unique(rest.indices[order][rest.indptr[1:] - 1])])
                 continue
-            if (rest := _reduced(coefficients, variables, total)) is not None:
-                known, high = _expressed([*solved, rest], total)
-                if not len(high):
-                    return _solution(classes, known)
-                self.too_high += len(high)
-                self._fix(first[high])
-                continue
-            # (of many relations, or of one such as ``3 a = 4 b``, fixing one variable is sound)
-            uses = np.where(coefficients != 0, np.bincount(variables.reshape(-1))[variables], 0)
-            often = np.take_along_axis(variables, uses.argmax(1)[:, None], 1)
-            self._fix(first[np.unique(often)])
+            known, high = _expressed(rounds, matrix.shape[1])
+            if not len(high):
+                return Solution.of(classes, known)
+            self.too_high += len(high)
+            self._fix(first[high])
 
     def _fix(self, ids: np.ndarray) -> None:
         self.incomplete = True
@@ -197,67 +170,22 @@ class Relations(UnionFind):
         self.unify(fixed, torch.zeros_like(fixed))
 
 
-def _reduced(
-    coefficients: np.ndarray, variables: np.ndarray, total: int
-) -> tuple[np.ndarray, csr_array] | None:
-    """Later variables in terms of earlier ones, if whole numbers do it; ``None`` of many."""
-    # (the last first: later ids are expressed by earlier ones)
-    negative, column = np.unique(-variables, return_inverse=True)
-    names = -negative
-    if not len(names):
-        return names, csr_array((0, total + 1), dtype=np.int64)
-    if max(len(variables), len(names)) > MAX_DENSE:
-        return None
-    table = np.zeros((len(variables), len(names)), np.int64)
-    column = column.reshape(variables.shape)
-    np.add.at(table, (np.arange(len(variables))[:, None], column), coefficients)
-    matrix, common, rank = fmpz_mat(table.tolist()).rref()
-    entries = [divmod(-entry, common) for entry in matrix.entries()]
-    if any(part or abs(whole) > LARGEST_POWER for whole, part in entries):
-        return None
-    whole = np.array([int(entry) for entry, _ in entries], np.int64)
-    rows = whole.reshape(len(variables), len(names))[:rank]
-    place = np.arange(rank), (rows != 0).argmax(1)
-    rows[place] = 0
-    return forms_of(names[place[1]], rows, np.broadcast_to(names, rows.shape), total)
+def renaming(names: np.ndarray, count: int) -> csr_array:
+    """The matrix that gives column ``i`` the signed name ``names[i]``; columns named 0 are lost."""
+    parts = np.sign(names), np.abs(names), np.arange(len(names) + 1)
+    return csr_array(parts, shape=(len(names), count))
 
 
-def _expressed(peeled: Rounds, total: int) -> tuple[csr_array, np.ndarray]:
-    """Every variable in terms of those without a form; and those of too high powers."""
-    own = np.ones(total + 1, np.int64)
-    own[0] = 0
-    for pivots, _ in peeled:
-        own[pivots] = 0
-    shape = (total + 1, total + 1)
-    known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
-    for pivots, form in reversed(peeled):
+def _expressed(rounds: list[Round], count: int) -> tuple[csr_array, np.ndarray]:
+    """Root and variables as sums of those not eliminated; and those of too high powers."""
+    base = np.ones(count, bool)
+    for names, _ in rounds:
+        base[names] = False
+    known = scattered(np.flatnonzero(base), count)
+    for names, forms in reversed(rounds):
         # both factors are below the limit, so float64 is exact enough to detect powers above it
-        sizes = abs(form).astype(np.float64) @ abs(known).astype(np.float64)
+        sizes = abs(forms).astype(np.float64) @ abs(known).astype(np.float64)
         if sizes.nnz and sizes.max() > LARGEST_POWER:
-            return known, pivots[np.unique(coo_array(sizes > LARGEST_POWER).row)]
-        new = coo_array(form @ known)
-        known = csr_array(
-            known + csr_array(coo_array((new.data, (pivots[new.row], new.col)), shape=shape))
-        )
-    known.eliminate_zeros()
+            return known, names[np.unique(coo_array(sizes > LARGEST_POWER).row)]
+        known = csr_array(known + scattered(names, count) @ csr_array(forms @ known))
     return known, np.zeros(0, np.int64)
-
-
-def _solution(classes: np.ndarray, known: csr_array) -> Solution:
-    total = known.shape[0] - 1
-    size = np.diff(known.indptr)
-    base = (size == 1) & (known.diagonal() == 1)
-    base[0] = False
-    units = int(base.sum())
-    number = np.zeros(total + 1, np.int64)
-    number[base] = np.arange(1, units + 1)
-    derived = ~base & (size > 0)
-    derived[0] = False
-    order = np.flatnonzero(derived)
-    number[order] = units + 1 + np.arange(len(order))
-    forms = csr_array(known[order])
-    forms = csr_array(
-        (forms.data, number[forms.indices] - 1, forms.indptr), shape=(len(order), units)
-    )
-    forms.sort_indices()
-    return Solution(looked_up(number, classes), units, forms)

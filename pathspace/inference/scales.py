@@ -1,15 +1,17 @@
 """Which elements share a scale: the interpretation whose ids are units.
 
 Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and solved at the end.
+A scalar used as an activation is an edge from the root, and has one id in all such uses. An index
+that data determines makes a virtual weight of the rows that it selects.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import prod
+from math import lcm, prod
 from typing import Any, Self
 
 import torch
@@ -18,9 +20,10 @@ from torch import Tensor
 from ..capture.captured import place as node_place
 from ..graph.parts import Pin
 from .eps_detection import constant_behind
-from .parameter_scales import ParameterScales, RunningStatistics
-from .records import Memory, Powers, distinct_columns, expanded_ids, memory, use_of
+from .records import Flows, Memory, Powers, distinct_columns, expanded_ids, memory, use_of
 from .registry import facts_of, operation_name
+from .relations import Relations
+from .semantics import Semantics
 from .sides import varying
 from .values import (
     NEUTRAL,
@@ -30,20 +33,42 @@ from .values import (
     broadcast_shape,
     constant,
     distinct,
+    distinct_together,
     has_zeros,
+    reshaped,
 )
 
 # above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
+# if data selects more scalars of a table than this, all of its rows are treated as one
+MOST_GATHERED = 4_000_000
+UNLIKE = "different constants are added to this parameter"
+SHARED = "norms with different eps divide by one running variance"
+READ = "running statistics are read by something else than their normalisation"
 
 
-class Scales(ParameterScales):
+class Scales(Semantics):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
-        self.running = RunningStatistics(self.equations)
+        self.equations = Relations()
+        self.flows = Flows()
+        # ids of the scalars of parameters used as activations, laid out like the parameter
+        self._tables: dict[str, Tensor] = {}
+        # parameter -> the constant that is added to it in every use
+        self.shifts: dict[str, float] = {}
+        # virtual weight -> the number of its index
+        self.gathers: dict[str, int] = {}
+        # run and node of an index -> its number
+        self._indices: dict[tuple[int, object], int] = {}
+        # pairs of running mean and variance; statistic -> its power of the channels' scales, and
+        # ids of the channels; variance -> the eps that is added to it; statistics used as data
+        self._pairs: dict[tuple[str, str], None] = {}
+        self._channels: dict[str, tuple[int, Tensor]] = {}
+        self._eps: dict[str, float] = {}
+        self._read: set[str] = set()
         # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
         self._powers = Powers()
@@ -102,26 +127,6 @@ class Scales(ParameterScales):
 
         return test
 
-    def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each, a zero only if alone."""
-        wanted, few = list(dims), distinct(ids)
-        if any(ids.shape[dim] == 0 for dim in wanted):
-            # (a sum of nothing is zero)
-            return constant(
-                [1 if dim in wanted else size for dim, size in enumerate(ids.shape)], NEUTRAL
-            )
-        first = few
-        for dim in wanted:
-            if first.shape[dim] > 1:
-                first = first.amin(dim, keepdim=True)
-        differ = first is not few
-        first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
-        if differ:
-            self._flow(ids, first)
-            if not has_zeros(few):
-                self._tied[memory(ids)] = ids, first
-        return first
-
     def _flow(self, source: Tensor, target: Tensor) -> None:
         pairs = self.equations.unify(source, target)
         if pairs is not None:
@@ -158,15 +163,24 @@ class Scales(ParameterScales):
             # the summands share one scale, so one power after the sum is enough
             base, exponent = power
             return self.product((exponent, self.reduce(base, dims, keepdim)))
-        rank = len(value.shape)
-        wanted = sorted({dim % rank for dim in dims if rank}, reverse=True)
+        wanted = {dim % len(value.shape) for dim in dims if len(value.shape)}
         if isinstance(value, Weight):
             self.attach_reduced(value, wanted)
-        ids = self._representative(self.activation(value), wanted)
-        if not keepdim:
-            for dim in wanted:
-                ids = ids.select(dim, 0)
-        return ids
+        return super().reduce(value, wanted, keepdim)
+
+    def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
+        """Unify along dimensions and keep one entry of each, a zero only if alone."""
+        few = first = distinct(ids)
+        for dim in dims:
+            if first.shape[dim] > 1:
+                first = first.amin(dim, keepdim=True)
+        differ = first is not few
+        first = first.expand([1 if dim in dims else size for dim, size in enumerate(ids.shape)])
+        if differ:
+            self._flow(ids, first)
+            if not has_zeros(few):
+                self._tied[memory(ids)] = ids, first
+        return first
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Record the edges and return the ids of their heads."""
@@ -184,6 +198,8 @@ class Scales(ParameterScales):
         free = [dim for dim in shared if dim in varying(ids) and dim not in reduced]
         change = empty = None
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
+        if not ids.numel():
+            return constant(out, NEUTRAL)
         if has_zeros(distinct(ids)):
             empty = distinct(ids) == NEUTRAL
             for dim in reduced:
@@ -194,7 +210,7 @@ class Scales(ParameterScales):
         heads = prod(full[dim] for dim in (*free, *kept))
         if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
             ids, change = self._baseline(ids, free, kept)
-        tail = self._representative(ids, shared)
+        tail = self.merged(ids, shared)
         sizes = [full[dim] if dim in kept else 1 for dim in range(rank)]
         head = self.equations.fresh(sizes)
         self.flows.use(use_of(weight, tail, head))
@@ -254,17 +270,41 @@ class Scales(ParameterScales):
         return constant(value.shape)
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:
-        """Record the channels of statistics, the same in all their uses."""
-        ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
-        for some, reason in self.running.add(mean, var, ids, eps):
-            self.pin([some], reason)
+        """Record the channels of statistics, the same in all their uses.
+
+        ``var + eps`` is rescaled, so all normalisations with this variance need the same ``eps``.
+        """
+        ids = self.merged(channels, range(1, channels.dim())).reshape(-1)
+        self._pairs[mean, var] = None
+        if self._eps.setdefault(var, eps) != eps:
+            self.pin([ids], SHARED)
+        for power, name in ((1, mean), (2, var)):
+            before, known = self._channels.get(name, (power, ids))
+            self.equations.unify(known, ids)
+            # (a channel can be zero in one use, and not in another)
+            self._channels[name] = before, torch.where(known == NEUTRAL, ids, known)
+            if before != power:
+                self.read(name)
+            elif name in self._read:
+                self.pin([ids], READ)
 
     def read(self, buffer: str) -> None:
         """Fix the channels of statistics that are used as data, now or later."""
-        for some, reason in self.running.read(buffer):
-            self.pin([some], reason)
+        if buffer in self._channels and buffer not in self._read:
+            self.pin([self._channels[buffer][1]], READ)
+        self._read.add(buffer)
 
-    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+    def running(self) -> list[tuple[str | None, str | None, Tensor, float]]:
+        """Running mean, running variance, ids of their channels, and eps; every statistic once."""
+        left, found = set(self._channels), []
+        for pair in self._pairs:
+            mean, var = (name if name in left else None for name in pair)
+            left -= set(pair)
+            if mean or var:
+                found.append((mean, var, self._channels[pair[0]][1], self._eps[pair[1]]))
+        return found
+
+    def product(self, *factors: tuple[int | Fraction, Tensor]) -> Tensor:
         """A new id whose log-scale is the sum of those of the factors."""
         ids = [entry for _, entry in factors]
         shape = broadcast_shape(*(entry.shape for entry in ids))
@@ -274,19 +314,17 @@ class Scales(ParameterScales):
         powers = [Fraction(power) for power, _ in factors]
         if (known := self._single(powers, wide)) is not None:
             return known
-        sizes = [
-            n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)
-        ]
-        small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
+        small = distinct_together(*ids)
         rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
         out = self.equations.fresh((rows.shape[1],))
-        self.equations.relate(
-            (1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True))
-        )
+        whole = lcm(*(power.denominator for power in powers))
+        terms = zip((int(-whole * power) for power in powers), rows, strict=True)
+        self.equations.relate((whole, out), *terms)
         for row in rows:
             self.flows.into(row, out)
         # exact zeros are unchanged
-        result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
+        result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(small[0].shape)
+        result = result.expand(shape)
         if len(wide) == 1:
             self._powers.note(result, wide[0], powers[0])
         return result
@@ -309,21 +347,6 @@ class Scales(ParameterScales):
             self.flows.into(distinct(entry), distinct(result))
         return result
 
-    def root(self, value: Tensor, degree: int) -> Tensor:
-        """A new id whose log-scale times ``degree`` is that of the operand."""
-        if bool((distinct(value) == ROOT).all()):
-            return value
-        if (known := self._single([Fraction(1, degree)], [value])) is not None:
-            return known
-        sizes = [n if stride else 1 for n, stride in zip(value.shape, value.stride(), strict=True)]
-        small = value[tuple(slice(0, n) for n in sizes)]
-        out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
-        self.equations.relate((degree, out), (-1, small))
-        self.flows.into(small, out)
-        result = out.expand(value.shape)
-        self._powers.note(result, value, Fraction(1, degree))
-        return result
-
     def fix(self, value: Tensor) -> None:
         """Unify with the root."""
         value = self.activation(value)
@@ -339,3 +362,86 @@ class Scales(ParameterScales):
         if not exact:
             self.approximate.append(shared)
         return constant(value.shape, ROOT)
+
+    # -- parameters
+
+    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
+        """A virtual weight with one row for each position of an index."""
+        table = weight.name
+        if table is None or weight.kept is not None or weight.shift or table in self.gathers:
+            return None
+        shape, step = self.shapes[table], prod(self.shapes[table][1:])
+        # the view must keep the rows separate
+        whole = (
+            weight.shape[:1] == shape[:1]
+            and weight.index.stride(0) == step > weight.index.storage_offset()
+        )
+        # with a single position, operations over several positions are not visible
+        alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
+        # products with matrices need only ids of their rows and columns
+        many = prod(rows) * (step if len(shape) < 3 else sum(shape[1:]))
+        if not whole or alone or many > MOST_GATHERED:
+            return None
+        number = self._indices.setdefault((self.place.run, node), len(self._indices))
+        name = f"{table}[{number}]"
+        if name not in self.gathers:
+            last = max(self.offsets, key=self.offsets.__getitem__)
+            self.offsets[name] = self.offsets[last] + prod(self.shapes[last])
+            self.shapes[name] = (prod(rows), *shape[1:])
+            self.gathers[name] = number
+            self.virtual[name] = table
+        virtual = Weight.of(name, self.shapes[name])
+        for function in weight.moves:
+            virtual = virtual.moved(function, self.offsets)
+        if virtual.name is None or virtual.index.stride() != weight.index.stride():
+            return None
+        return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
+
+    def attach(self, weight: Weight) -> Tensor:
+        """Edges from the root to one id per scalar, the same in all such uses."""
+        self._note_shift(weight)
+        if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
+            self.pin([weight], "more scalars picked by data than can be followed")
+            return constant(weight.shape)
+        return self.laid_out(weight, self._table)
+
+    def _note_shift(self, weight: Weight) -> None:
+        """Record the constant added to a parameter; several constants pin it."""
+        for name in dict.fromkeys(
+            self.virtual.get(name, name) for name in self.parameters_of(weight)
+        ):
+            if (
+                self.shifts.setdefault(name, weight.shift) != weight.shift
+                and name not in self.pinned_parameters
+            ):
+                self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
+
+    def _table(self, name: str) -> Tensor:
+        """Ids of a whole parameter, created at its first use as an activation."""
+        if name not in self._tables:
+            self._create(name, self.shapes[name])
+        return self._tables[name]
+
+    def _create(self, name: str, sizes: Sequence[int]) -> None:
+        shape = self.shapes[name]
+        self._tables[name] = self.equations.fresh(sizes).expand(shape)
+        ends = constant([1] * len(shape)), self._tables[name]
+        self.flows.use(use_of(Weight.of(name, shape), *ends))
+
+    def attach_reduced(self, weight: Weight, dims: Collection[int]) -> None:
+        """One id for all scalars of a parameter that a reduction adds up, if it has no ids yet.
+
+        A standardised weight has as many ids as rows then, and not as many as scalars.
+        """
+        name = weight.name
+        if name is None or name in self._tables or weight.kept is not None:
+            return
+        shape, view = self.shapes[name], [*zip(weight.shape, weight.index.stride(), strict=True)]
+        strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        rows = {view[dim] for dim in range(len(view)) if dim not in dims and view[dim][0] > 1}
+        whole = prod(weight.shape) == prod(shape) and all(stride for size, stride in view)
+        if whole and rows <= set(zip(shape, strides, strict=True)):
+            self._create(
+                name,
+                [n if (n, stride) in rows else 1 for n, stride in zip(shape, strides, strict=True)],
+            )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -79,9 +80,22 @@ class Semantics(ABC):
         that must share one scale.
         """
 
-    @abstractmethod
+    def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
+        """What a reduction over dimensions, which are not empty, leaves at their first places."""
+        raise NotImplementedError
+
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """A positively homogeneous reduction (sum, mean, maximum) over dimensions."""
+        ids = self.activation(value)
+        # (torch reduces a single number along its dimension 0)
+        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
+        shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
+        # (a sum of nothing is zero)
+        some = all(ids.shape[dim] for dim in wanted)
+        ids = self.merged(ids, wanted).expand(shape) if some else constant(shape, NEUTRAL)
+        for dim in () if keepdim else wanted:
+            ids = ids.select(dim, 0)
+        return ids
 
     @abstractmethod
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
@@ -98,12 +112,12 @@ class Semantics(ABC):
         """Fix the scale of every element."""
 
     @abstractmethod
-    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+    def product(self, *factors: tuple[Any, Tensor]) -> Tensor:
         """A product of powers of activations, elementwise: log-scales add up."""
 
-    @abstractmethod
     def root(self, value: Tensor, degree: int) -> Tensor:
         """A root of an activation, elementwise: its log-scale is divided."""
+        return self.product((Fraction(1, degree), value))
 
     @abstractmethod
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
@@ -245,11 +259,9 @@ class Semantics(ABC):
         starts = torch.tensor([self.offsets[name] for name in names])
         # exact zeros in a computed weight have a position outside of all parameters
         last = self.offsets[names[-1]] + torch.Size(self.shapes[names[-1]]).numel()
-        which = (
-            torch.bucketize(index[(index >= starts[0]) & (index < last)], starts, right=True) - 1
-        )
-        met = torch.bincount(which, minlength=len(names))
-        return [name for name, count in zip(names, met.tolist(), strict=True) if count]
+        inside = index[(index >= starts[0]) & (index < last)]
+        which = torch.bucketize(inside, starts, right=True) - 1
+        return [names[number] for number in which.unique().tolist()]
 
 
 # kinds of operations whose results can be integers although they convert no operand

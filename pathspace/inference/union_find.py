@@ -19,7 +19,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from .values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
+from .values import NEUTRAL, ROOT, distinct, distinct_together, has_zeros
 
 # both sides of equations
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -64,12 +64,7 @@ class UnionFind:
 
     def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
         """Record ``phi(left) = phi(right)`` elementwise; both sides of what is recorded."""
-        if left.shape != right.shape:
-            shape = broadcast_shape(left.shape, right.shape)
-            left, right = left.expand(shape), right.expand(shape)
-        for dim, strides in enumerate(zip(left.stride(), right.stride(), strict=True)):
-            if strides == (0, 0) and left.shape[dim] > 1:
-                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        left, right = distinct_together(left, right)
         if (both := self._star(left, right)) is not None:
             found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
             return _concatenated(found) if found else None
@@ -134,7 +129,7 @@ class UnionFind:
 
 def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """``table[|ids|] * sign(ids)``."""
-    if not len(ids) or ids.min() >= 0:
+    if not ids.size or ids.min() >= 0:
         return np.asarray(table[ids], np.int64)
     return np.asarray(table[np.abs(ids)] * np.sign(ids))
 
@@ -196,8 +191,5 @@ def class_index(ids: Tensor) -> Tensor:
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:
     """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
     numbers = ids.numpy()
-    # (as numbers without signs, negative ids are larger than those of exact zeros)
-    if numbers.size and numbers.view(np.uint64).max() < NEUTRAL:
-        return torch.from_numpy(np.asarray(classes.numpy()[numbers]))
-    safe = torch.where(ids == NEUTRAL, 0, ids)
-    return classes[safe.abs()] * safe.sign()
+    known = looked_up(classes.numpy(), np.where(numbers == NEUTRAL, ROOT, numbers))
+    return torch.from_numpy(np.asarray(known))

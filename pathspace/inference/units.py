@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, eye_array, vstack
+from scipy.sparse import csr_array, eye_array
 from torch import Tensor
 
 from ..capture.captured import Captured
 from ..graph.growing import SpanningTreeBuilder
-from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows
+from ..graph.parts import Pin, Statistic, WeightBlock, signed_rows, sums_of
 from ..graph.structure import Structure
-from .assemble import Ends, assemble, combine, extended, shrink
+from .assemble import Ends, assemble, combine, extended, shrink, whole_region
+from .elimination import scattered
 from .gathered import fold
 from .registry import facts_of
 from .relations import Relations, Solution
 from .scales import Scales
 from .sides import varying
-from .union_find import looked_up, lookup
+from .union_find import lookup
 from .values import NEUTRAL, distinct, has_zeros
 
 Pair = tuple[Tensor, Tensor]
@@ -103,10 +104,10 @@ def tells_positions_apart(graph: Structure) -> bool:
 
 def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
     """Ends of a table whose rows are selected by data, and which may have other uses."""
-    whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
-    own = raw.get(table)
+    own, shape = raw.get(table), scales.shapes[table]
     every = uses if own is None else [*uses, (own.tail, own.head)]
-    tail, head = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
+    whole = whole_region(shape)
+    tail, head = combine([(whole, *ends) for ends in every], shape, scales.equations)
     if any(
         raw[name].beyond is None
         for name, own_table in scales.virtual.items()
@@ -160,7 +161,7 @@ def _graph(
         folded_eps=tuple(sorted(set(scales.folded_eps))),
         statistics=tuple(
             Statistic(mean, var, lookup(classes, ids), eps)
-            for mean, var, ids, eps in scales.running.entries()
+            for mean, var, ids, eps in scales.running()
         ),
         forms=solution.forms,
         norm_eps=norm_eps,
@@ -180,20 +181,18 @@ def _named(solution: Solution, raw: dict[str, Ends], scales: Scales) -> Solution
         return solution
     classes = torch.from_numpy(solution.classes)
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    spoken += [*(entry[2] for entry in scales.running.entries()), *scales.cuts]
+    spoken += [*(entry[2] for entry in scales.running()), *scales.cuts]
     own = _met(solution, [lookup(classes, ids) for ids in spoken])
     met = own | _met(solution, [lookup(classes, ids) for ids in scales.approximate])
-    forms = csr_array(solution.forms[met[count + 1 :]])
-    columns = abs(csr_array(forms.T))
+    forms = csr_array(solution.forms.multiply(met[count + 1 :, None]))
+    columns = csr_array(forms.T)
+    columns.eliminate_zeros()
     common = np.ones(count, np.int64)
     filled = np.flatnonzero(np.diff(columns.indptr))
     common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
     common[own[1 : count + 1]] = 1
     forms.data = forms.data // common[forms.indices]
-    met[: count + 1] = True
-    number = np.where(met, np.cumsum(met) - 1, 0)
-    signed = looked_up(number, solution.classes)
-    return Solution(signed, count, forms).fixed(np.zeros(0, np.int64))
+    return Solution.of(solution.classes, sums_of(forms))
 
 
 def _stuck(graph: Structure) -> np.ndarray:
@@ -270,39 +269,16 @@ def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
     _define(system, solution, [fixed])
     system.unify(fixed, torch.zeros_like(fixed))
     kernel = system.resolve()
-    every = csr_array(
-        vstack(
-            [
-                csr_array((1, kernel.units), dtype=np.int64),
-                eye_array(kernel.units, dtype=np.int64, format="csr"),
-                kernel.forms,
-            ]
-        )
-    )
-    own = kernel.classes[1 : count + 1]
-    return csr_array(signed_rows(every, own).astype(np.int64))
+    return csr_array(signed_rows(kernel.sums, kernel.classes[1 : count + 1])[:, 1:])
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
-    """Define the derived ids that occur by relations of three terms; the others are 0."""
-    if not solution.forms.shape[0]:
-        return
-    met = _met(solution, ends)[solution.units + 1 :]
-    terms = np.where(met, np.diff(solution.forms.indptr), 0)
-    forms = solution.forms[met]
-    absent = torch.from_numpy(solution.units + 1 + np.flatnonzero(~met))
+    """Define the derived ids that occur as sums of units; the others are 0."""
+    first = solution.units + 1
+    met = _met(solution, ends)[first:]
+    absent = torch.from_numpy(first + np.flatnonzero(~met))
     system.unify(absent, torch.zeros_like(absent))
-    if not len(forms.data):
-        return
-    owner = np.repeat(np.arange(len(terms)), terms)
-    last = np.zeros(len(owner), bool)
-    last[np.cumsum(terms)[terms > 0] - 1] = True
-    sums = np.zeros(len(owner), np.int64)
-    sums[last] = solution.units + 1 + np.flatnonzero(terms)
-    sums[~last] = system.fresh((int((~last).sum()),)).numpy()
-    before = np.where(
-        np.concatenate([[True], owner[1:] != owner[:-1]]), 0, np.concatenate([[0], sums[:-1]])
-    )
-    rows = np.stack([sums, before, forms.indices.astype(np.int64) + 1], 1)
-    coefficients = np.stack([np.ones_like(sums), -np.ones_like(sums), -forms.data], 1)
-    system.relate_rows(coefficients, rows)
+    own = first + np.flatnonzero(met)
+    sums = csr_array(solution.sums[own])
+    sums.resize(len(own), system.size)
+    system.add(csr_array(sums - scattered(own, system.size).T))

@@ -9,6 +9,7 @@ sequence of scalar weights on it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 from functools import partial
 from math import lcm, prod
 
@@ -99,44 +100,32 @@ class Unrolled(Semantics):
         new = torch.tensor([function(row) for row in rows.tolist()], dtype=torch.int64)  # type: ignore[operator]
         return new[inverse].reshape(small.shape[:-1]).expand(shape)
 
-    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
+    def _together(self, rows: Tensor, dims: Iterable[int], function: object) -> Tensor:
+        """Apply a function to all rows along some dimensions together; of none it is zero."""
+        rank = rows.dim() - 1
+        wanted = {dim % rank for dim in dims}
+        kept = [dim for dim in range(rank) if dim not in wanted]
+        if not rows.numel():
+            return constant([rows.shape[dim] for dim in kept], NEUTRAL)
+        rows = rows.permute(*kept, *sorted(wanted), rank)
+        return self._map(rows.reshape(*rows.shape[: len(kept)], -1), function)
+
+    def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
         """Union over dimensions."""
-        ids = self.activation(value)
-        # (torch reduces a single number along its dimension 0)
-        wanted = sorted({dim % ids.dim() for dim in dims}) if ids.dim() else []
-        kept = [dim for dim in range(ids.dim()) if dim not in wanted]
-        if not wanted:
-            return ids
-        if not ids.numel():
-            # (a sum of nothing is zero)
-            return constant(
-                [1 if d in wanted else n for d, n in enumerate(ids.shape) if keepdim or d in kept],
-                NEUTRAL,
-            )
-        rows = distinct(ids).permute([*kept, *wanted])
-        rows = rows.reshape(*rows.shape[: len(kept)], -1)
-        result = self._map(rows, self._union)
-        for dim in wanted:
+        result = self._together(distinct(ids).unsqueeze(-1), dims, self._union)
+        for dim in sorted(dims):
             result = result.unsqueeze(dim)
-        result = result.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
-        return result if keepdim else result.reshape([ids.shape[dim] for dim in kept])
+        return result
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Every scalar weight is an edge from its operand's node."""
-        edges, ids = torch.broadcast_tensors(weight.positions(self.offsets), self.activation(value))
-        rank = edges.dim()
-        wanted = sorted({dim % rank for dim in dims})
-        kept = [dim for dim in range(rank) if dim not in wanted]
-        if not ids.numel():
-            return constant([ids.shape[dim] for dim in kept], NEUTRAL)
-        both = torch.stack((edges, ids), -1).permute(*kept, *wanted, rank)
-        both = both.reshape(*both.shape[: len(kept)], -1)
+        both = torch.broadcast_tensors(weight.positions(self.offsets), self.activation(value))
 
         def arrive(row: list[int]) -> int:
             pairs = zip(row[0::2], row[1::2], strict=True)
             return self.node(frozenset((edge, node) for edge, node in pairs if node != NEUTRAL))
 
-        return self._map(both, arrive)
+        return self._together(torch.stack(both, -1), dims, arrive)
 
     def attach(self, weight: Weight) -> Tensor:
         """Edges from the root."""
@@ -147,15 +136,12 @@ class Unrolled(Semantics):
         shape = tuple(rows)
         count = prod(shape)
         if count >= weight.shape[0]:
-            picked = torch.zeros(shape, dtype=torch.long)
-            if shape[0] >= weight.shape[0]:
-                for column in range(count // shape[0]):
-                    picked.view(shape[0], -1)[:, column] = self._turn(
-                        (self.place.run, node, column), shape[0], weight.shape[0]
-                    )
-            else:
-                turn = self._turn((self.place.run, node), count, weight.shape[0])
-                picked = turn.reshape(shape)
+            columns = count // shape[0] if shape[0] >= weight.shape[0] else 1
+            turns = [
+                self._turn((self.place.run, node, column), count // columns, weight.shape[0])
+                for column in range(columns)
+            ]
+            picked = torch.stack(turns, 1).reshape(shape)
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
@@ -185,7 +171,7 @@ class Unrolled(Semantics):
             if node not in (ROOT, NEUTRAL):
                 self.sinks[node] = None
 
-    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+    def product(self, *factors: tuple[int | Fraction, Tensor]) -> Tensor:
         """A path passes all factors of a product; a quotient has no paths."""
         ids = torch.broadcast_tensors(*(entry for _, entry in factors))
         if any(power < 1 for power, entry in factors if not bool((distinct(entry) == ROOT).all())):
@@ -193,7 +179,7 @@ class Unrolled(Semantics):
             for entry in ids:
                 self.fix(entry)
             return constant(ids[0].shape)
-        powers = [power for power, _ in factors]
+        powers = [int(power) for power, _ in factors]
         if sum(powers) > MAX_EDGES:
             raise UnsupportedError(
                 f"The unrolled network has a product with {sum(powers):,} factors, too many to"
@@ -215,10 +201,6 @@ class Unrolled(Semantics):
             return self.node(frozenset({(PRODUCT, len(self.pairs) - 1)}))
 
         return self._map(torch.stack(list(ids), -1), together)
-
-    def root(self, value: Tensor, degree: int) -> Tensor:
-        """A root has no paths."""
-        return self.product((-1, value))
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
         """No path passes a normalisation: paths start again after it."""

@@ -78,6 +78,16 @@ def distinct(ids: Tensor) -> Tensor:
     return ids.as_strided(sizes, strides)
 
 
+def distinct_together(*ids: Tensor) -> list[Tensor]:
+    """Tensors broadcast to one shape, with size 1 along dimensions in which none of them varies."""
+    shape = broadcast_shape(*(entry.shape for entry in ids))
+    wide = [entry.expand(shape) for entry in ids]
+    for dim, strides in enumerate(zip(*(entry.stride() for entry in wide), strict=True)):
+        if shape[dim] > 1 and not any(strides):
+            wide = [entry.narrow(dim, 0, 1) for entry in wide]
+    return wide
+
+
 def compress(ids: Tensor) -> Tensor:
     """Give stride 0 to every dimension along which a tensor is constant."""
     shape = ids.shape
@@ -172,19 +182,12 @@ def with_value(real: Tensor) -> Tensor:
     if real.layout != torch.strided or real.is_quantized:
         return constant(real.shape)
     real = real.detach().cpu()
-    if real.dtype == torch.bool or real.numel() == 0:
-        ids = constant(real.shape)
-    else:
-        free = distinct(real) == 0
-        if real.is_floating_point():
-            # (torch tests no 8-bit float for infinity)
-            small = distinct(real)
-            free = free | torch.isinf(small.float() if real.itemsize == 1 else small)
-        ids = (
-            compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape)
-            if bool(free.any())
-            else constant(real.shape)
-        )
+    # (torch tests no 8-bit float for infinity)
+    small = distinct(real.float() if real.dtype.is_floating_point and real.itemsize == 1 else real)
+    free = (small == 0) | torch.isinf(small)
+    ids = constant(real.shape)
+    if real.dtype != torch.bool and bool(free.any()):
+        ids = compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape)
     ids.known = real  # type: ignore[attr-defined]
     return ids
 

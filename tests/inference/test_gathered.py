@@ -258,11 +258,11 @@ def test_units_of_rows_hold_at_eps_0_only() -> None:
 def test_large_tables_of_matrices_are_followed_without_their_scalars(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pathspace.inference.parameter_scales.MOST_GATHERED", 16 * (HIDDEN + WIDTH))
+    monkeypatch.setattr("pathspace.inference.scales.MOST_GATHERED", 16 * (HIDDEN + WIDTH))
     torch.manual_seed(0)
     model = randomised(Experts("one"))
     assert ps.trace(model, *vectors()).num_units == EXPERTS * HIDDEN
-    monkeypatch.setattr("pathspace.inference.parameter_scales.MOST_GATHERED", 8)
+    monkeypatch.setattr("pathspace.inference.scales.MOST_GATHERED", 8)
     graph = ps.trace(model, *vectors())
     assert graph.num_units < EXPERTS * HIDDEN
     assert worst_change(model, graph, [vectors() for _ in range(4)]) < 1e-11

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.inference.parameter_scales import ParameterScales
 from pathspace.inference.registry import FACTS, RULES
 from pathspace.inference.rules import reductions
+from pathspace.inference.scales import Scales
 
 Use = Callable[[Any, Tensor], Any]
 PAIRS = torch.tensor([0, 0, 1, 1, 2, 2])
@@ -510,7 +510,7 @@ def test_units_do_not_depend_on_the_number_of_ids(
     )
     x = torch.randn(2, 3, 6, 6)
     quick = ps.trace(model, x)
-    monkeypatch.setattr(ParameterScales, "attach_reduced", lambda self, weight, dims: None)
+    monkeypatch.setattr(Scales, "attach_reduced", lambda self, weight, dims: None)
     slow = ps.trace(model, x)
     assert quick.num_units == slow.num_units > 0
     assert [pin.reason for pin in quick.pinned] == [pin.reason for pin in slow.pinned]

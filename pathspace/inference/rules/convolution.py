@@ -12,6 +12,7 @@ from ..registry import rule
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, reshaped
 from .contraction import products, with_bias
+from .edges import arguments
 from .pooling import per_dimension, windows
 
 # properties of every convolution
@@ -19,7 +20,6 @@ CONVOLVED: dict[str, Any] = {
     "kind": "convolution", "degree": (1, 1), "linear": "each", "coefficients": "one", "bias": 2
 }  # fmt: skip
 Margins = Sequence[tuple[int, int]]
-Sizes = int | Sequence[int]
 
 
 def _convolved(
@@ -48,92 +48,72 @@ def _convolved(
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
-@rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
-def convolution(
-    semantics: Semantics,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sizes = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Tensor:
-    """``y = W * x + b`` with windows of any stride, padding, dilation, and groups."""
-    ids, rank = semantics.activation(x), len(weight.shape) - 2
-    batched = ids.dim() == rank + 2
-    steps, holes = per_dimension(stride, rank), per_dimension(dilation, rank)
-    if isinstance(padding, str):
-        total = [
-            h * (k - 1) if padding == "same" else 0
-            for h, k in zip(holes, weight.shape[2:], strict=True)
-        ]
-        margins = [(t // 2, t - t // 2) for t in total]
-    else:
-        margins = [(p, p) for p in per_dimension(padding, rank)]
-    ids = ids if batched else ids.unsqueeze(0)
-    shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    own = semantics.moved(lambda t: t.reshape(shape), weight)
-    out = _convolved(semantics, ids, own, steps, margins, holes)
-    out = with_bias(semantics, out, bias, 1)
-    return out if batched else out.squeeze(0)
-
-
+@rule("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten._convolution",
+      **CONVOLVED)  # fmt: skip
 @rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
       **(CONVOLVED | {"kind": "transposed convolution"}))  # fmt: skip
-def transposed_convolution(
-    semantics: Semantics,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Tensor:
-    """A convolution with the flipped kernel, and zeros between elements."""
-    ids, rank = semantics.activation(x), len(weight.shape) - 2
+def convolution(
+    semantics: Semantics, x: Value, weight: Value, bias: Value | None = None, *args: Any,
+    **kwargs: Any,
+) -> Tensor:  # fmt: skip
+    """``y = W * x + b`` with windows of any stride, padding, dilation and groups, or transposed."""
+    given = arguments(semantics, x, weight, bias, *args, **kwargs)
+    ids, rank, groups = semantics.activation(x), len(weight.shape) - 2, given["groups"]
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)
-    steps, crops, extras, holes = (
-        per_dimension(v, rank) for v in (stride, padding, output_padding, dilation)
-    )
-    kernel, spatial = weight.shape[2:], list(range(2, 2 + rank))
-    sizes = [(n - 1) * s - 2 * p + h * (k - 1) + e + 1
-             for n, s, p, h, k, e
-             in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip
-    # as a convolution's weight: (groups, out / groups, in / groups, kernel)
+    steps, holes = (per_dimension(given[name], rank) for name in ("stride", "dilation"))
     split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), weight)
-    if semantics.uniform:
-        # (one element for each channel reads all taps)
-        wide = semantics.reduce(ids, spatial, keepdim=True).expand(*ids.shape[:2], *kernel)
-        out = _convolved(semantics, wide, own, [1] * rank, [(0, 0)] * rank, [1] * rank)
-        out = out.expand(*out.shape[:2], *sizes)
+    own = semantics.moved(lambda t: t.reshape(split), weight)
+    padding = given["padding"]
+    if given.get("transposed", "transpose" in semantics.place.op):
+        crops, extras = (per_dimension(sizes, rank) for sizes in (padding, given["output_padding"]))
+        out = _transposed(semantics, ids, own, steps, crops, extras, holes)
     else:
-        apart = [(n - 1) * s + 1 for n, s in zip(ids.shape[2:], steps, strict=True)]
-        wide = torch.full((*ids.shape[:2], *apart), NEUTRAL)
-        wide[:, :, *(slice(None, None, s) for s in steps)] = ids
-        own = semantics.moved(lambda t: t.flip([dim + 1 for dim in spatial]), own)
-        margins = [
-            (h * (k - 1) - p, h * (k - 1) - p + e)
-            for h, k, p, e in zip(holes, kernel, crops, extras, strict=True)
-        ]
-        out = _convolved(semantics, wide, own, [1] * rank, margins, holes)
+        if isinstance(padding, str):
+            total = [
+                h * (k - 1) if padding == "same" else 0
+                for h, k in zip(holes, weight.shape[2:], strict=True)
+            ]
+            margins = [(t // 2, t - t // 2) for t in total]
+        else:
+            margins = [(p, p) for p in per_dimension(padding, rank)]
+        out = _convolved(semantics, ids, own, steps, margins, holes)
     out = with_bias(semantics, out, bias, 1)
     return out if batched else out.squeeze(0)
 
 
-@rule("aten.convolution", "aten._convolution", **CONVOLVED)
-def general(
-    semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes,
-    padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int,
-    *args: Any,
-) -> Tensor:  # fmt: skip
-    """A convolution or a transposed one."""
-    if transposed:
-        return transposed_convolution(
-            semantics, x, weight, bias, stride, padding, output_padding, groups, dilation
-        )
-    return convolution(semantics, x, weight, bias, stride, padding, dilation, groups)
+def _transposed(
+    semantics: Semantics,
+    ids: Tensor,
+    weight: Value,
+    steps: Sequence[int],
+    crops: Sequence[int],
+    extras: Sequence[int],
+    holes: Sequence[int],
+) -> Tensor:
+    """A convolution with the flipped kernel, and zeros between elements."""
+    kernel = weight.shape[3:]
+    rank = len(kernel)
+    # as a convolution's weight: (groups, out / groups, in / groups, kernel)
+    own = semantics.moved(lambda t: t.transpose(1, 2), weight)
+    if semantics.uniform:
+        # (one element for each channel reads all taps)
+        sizes = [
+            (n - 1) * s - 2 * p + h * (k - 1) + e + 1
+            for n, s, p, h, k, e in zip(
+                ids.shape[2:], steps, crops, holes, kernel, extras, strict=True
+            )
+        ]
+        wide = semantics.reduce(ids, range(2, 2 + rank), keepdim=True)
+        wide = wide.expand(*ids.shape[:2], *kernel)
+        out = _convolved(semantics, wide, own, [1] * rank, [(0, 0)] * rank, [1] * rank)
+        return out.expand(*out.shape[:2], *sizes)
+    apart = [(n - 1) * s + 1 for n, s in zip(ids.shape[2:], steps, strict=True)]
+    wide = torch.full((*ids.shape[:2], *apart), NEUTRAL)
+    wide[:, :, *(slice(None, None, s) for s in steps)] = ids
+    own = semantics.moved(lambda t: t.flip(list(range(3, 3 + rank))), own)
+    margins = [
+        (h * (k - 1) - p, h * (k - 1) - p + e)
+        for h, k, p, e in zip(holes, kernel, crops, extras, strict=True)
+    ]
+    return _convolved(semantics, wide, own, [1] * rank, margins, holes)

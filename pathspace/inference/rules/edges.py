@@ -4,7 +4,6 @@ and what may be an ``eps``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..eps_detection import guards_a_division
+from ..registry import named_arguments
 from ..semantics import Semantics, is_free
 from ..values import (
     NEUTRAL,
@@ -22,6 +22,7 @@ from ..values import (
     compress,
     constant,
     distinct,
+    distinct_together,
     shape_of,
     value_of,
     with_value,
@@ -31,6 +32,12 @@ from ..values import (
 LARGEST = 2_000_000
 # constants up to this size that are added to a divisor count as the eps of a normalisation
 EPS = 1e-4
+
+
+def arguments(semantics: Semantics, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of the operation by their names, with defaults."""
+    node = semantics.place.node
+    return kwargs if node is None else named_arguments(node.target, args, kwargs)
 
 
 def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
@@ -80,9 +87,7 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     shape = broadcast_shape(*(entry.shape for _, entry in factors))
     if all(has_fixed_scale(entry) for _, entry in factors):
         return constant(shape)
-    wide = [entry.expand(shape) for _, entry in factors]
-    sizes = (n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
-    if math.prod(sizes) > LARGEST:
+    if distinct_together(*(entry for _, entry in factors))[0].numel() > LARGEST:
         semantics.pin(
             [entry for _, entry in factors], "a product of more scales than can be followed"
         )

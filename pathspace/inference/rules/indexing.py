@@ -25,7 +25,7 @@ from ..values import (
     shape_of,
     value_of,
 )
-from .edges import edges, with_others
+from .edges import arguments, edges, with_others
 
 aten = torch.ops.aten
 # properties of selection at constant positions
@@ -40,24 +40,15 @@ Indices = Sequence[Tensor | None]
 
 
 def _known(indices: Indices) -> list[Tensor | None] | None:
-    real = [None if index is None else value_of(index) for index in indices]
-    unknown = any(
-        index is not None and value is None for index, value in zip(indices, real, strict=True)
-    )
-    return None if unknown else [None if value is None else value.contiguous() for value in real]
-
-
-def _dims(indices: Indices, known: bool) -> list[int]:
-    dims: list[int] = []
-    dim = 0
+    """The positions, also in place of masks, if all of them are known."""
+    found: list[Tensor | None] = []
     for index in indices:
-        masks = index is not None and index.dtype == torch.bool
-        width = index.dim() if masks and index is not None else 1
-        if masks and not known:
-            raise ValueError("a mask that depends on data")
-        dims += range(dim, dim + width) if index is not None else []
-        dim += width
-    return dims
+        real = None if index is None else value_of(index)
+        if index is not None and real is None:
+            return None
+        masks = real is not None and real.dtype == torch.bool and real.dim()
+        found += real.nonzero(as_tuple=True) if masks and real is not None else [real]
+    return [None if real is None else real.contiguous() for real in found]
 
 
 def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
@@ -70,7 +61,6 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
     """``x[i, :, j]``."""
     shape, real = shape_of(semantics.place.result), _known(indices)
     if real is not None:
-        dims = _dims(real, True)
         fewer = torch.Size(shape).numel() <= torch.Size(x.shape).numel()
         if isinstance(x, Weight) and fewer:
             return x.moved(
@@ -79,18 +69,17 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
             )
         ids = semantics.activation(x)
         for dim in range(ids.dim()):
-            ids = ids.narrow(dim, 0, 1) if dim not in dims and ids.stride(dim) == 0 else ids
+            if ids.stride(dim) == 0 and (dim >= len(real) or real[dim] is None):
+                ids = ids.narrow(dim, 0, 1)
         return compress(aten.index(ids, real)).expand(shape)
-    if (
-        isinstance(x, Weight)
-        and len(indices) == 1
-        and indices[0] is not None
-        and indices[0].dtype != torch.bool
-    ):
+    if any(i is not None and i.dtype == torch.bool for i in indices):
+        raise ValueError("a mask that depends on data")
+    if isinstance(x, Weight) and len(indices) == 1 and indices[0] is not None:
         rows = semantics.gathered(x, indices[0].shape, _node(semantics, lambda args: args[1][0]))
         if rows is not None:
             return rows
-    ids = semantics.reduce(x, _dims(indices, False), keepdim=True)
+    chosen = [dim for dim, i in enumerate(indices) if i is not None]
+    ids = semantics.reduce(x, chosen, keepdim=True)
     zeros = [None if i is None else torch.zeros([1] * i.dim(), dtype=torch.long) for i in indices]
     result: Value = aten.index(ids, zeros).expand(shape)
     return result
@@ -150,7 +139,7 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
     """Rows, perhaps weighted."""
     out = _rows(semantics, weight).expand(shape_of(semantics.place.result[0]))
-    factors = args[5] if len(args) > 5 else kwargs.get("per_sample_weights")
+    factors = arguments(semantics, weight, *args, **kwargs).get("per_sample_weights")
     if factors is not None:
         one = semantics.reduce(semantics.activation(factors), range(len(factors.shape)))
         out = semantics.product((1, out), (1, one))

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, constant, reshaped
-from .edges import edges, times, with_others
+from .edges import arguments, edges, times, with_others
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(
@@ -54,55 +54,42 @@ def affine(
     return out
 
 
-def _by_statistics(
-    semantics: Semantics,
-    x: Value,
-    mean: Any,
-    var: Any,
-    frozen: bool,
-    dims: Sequence[int],
-    eps: float,
-) -> Tensor:
-    names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
-    if first and second:
-        ids = semantics.activation(x)
-        if semantics.exact_norms:
-            return _cut(semantics, ids, dims)
-        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps))
-        return semantics.cut(ids, dims, exact=frozen)
-    if not frozen:
-        return _cut(semantics, x, dims)
-    for name in names:
-        if name is not None:
-            semantics.read(name)
-    ids = semantics.activation(x)
-    statistics = [semantics.activation(value) for value in (mean, var)]
-    semantics.pin([ids, *statistics], "frozen statistics that are not whole buffers are constants")
-    return constant(ids.shape)
-
-
 state("aten.native_batch_norm", "aten._native_batch_norm_legit",
       "aten._native_batch_norm_legit_functional", kind="normalisation")  # fmt: skip
 
 
-@rule(*sorted(WITH_STATISTICS - {"aten.instance_norm"}), kind="normalisation")
-def batch_norm(
+@rule(*sorted(WITH_STATISTICS), kind="normalisation")
+def norm_with_statistics(
     semantics: Semantics,
     x: Value,
     weight: Value | None,
     bias: Value | None,
     mean: Any = None,
     var: Any = None,
-    training: Any = True,
     *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Each channel has one free scale over batch and space."""
-    dims = [dim for dim in range(len(x.shape)) if dim != 1]
+    """Each channel has one free scale, in all samples or in each."""
+    given = arguments(semantics, x, weight, bias, mean, var, *args, **kwargs)
     # (the form without training has no such argument)
-    fixed = semantics.place.op.endswith("no_training")
-    frozen = isinstance(mean, Tensor | Weight) and (training is False or fixed)
-    eps = args[0 if fixed else 1]
-    out = _by_statistics(semantics, x, mean, var, frozen, dims, eps)
+    of_data = given.get("training", given.get("use_input_stats", False)) is not False
+    frozen = isinstance(mean, Tensor | Weight) and not of_data
+    alone = semantics.place.op == "aten.instance_norm"
+    dims = [dim for dim in range(len(x.shape)) if dim != 1 and (dim or not alone)]
+    names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
+    if first and second and not semantics.exact_norms:
+        ids = semantics.activation(x)
+        semantics.statistics_of(first, second, ids.transpose(0, 1), float(given["eps"]))
+        out = semantics.cut(ids, dims, exact=frozen)
+    elif (first and second) or not frozen:
+        out = _cut(semantics, x, dims)
+    else:
+        for name in names:
+            if name is not None:
+                semantics.read(name)
+        fixed = [semantics.activation(value) for value in (x, mean, var)]
+        semantics.pin(fixed, "frozen statistics that are not whole buffers are constants")
+        out = constant(x.shape)
     return with_others(semantics, affine(semantics, out, weight, bias, [1]))
 
 
@@ -141,25 +128,6 @@ def group_norm(
     ids = semantics.activation(x)
     split = reshaped(ids, (ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:]))
     out = _cut(semantics, split, list(range(2, split.dim()))).reshape(ids.shape)
-    return affine(semantics, out, weight, bias, [1])
-
-
-@rule("aten.instance_norm", kind="normalisation")
-def instance_norm(
-    semantics: Semantics,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Any,
-    var: Any,
-    use_input: bool,
-    *args: Any,
-) -> Tensor:
-    """Every channel of every sample has a free scale, unless running statistics replace its own."""
-    # (momentum, eps, ...)
-    out = _by_statistics(
-        semantics, x, mean, var, not use_input, list(range(2, len(x.shape))), args[1]
-    )
     return affine(semantics, out, weight, bias, [1])
 
 

@@ -25,7 +25,16 @@ from ..values import (
     shape_of,
     value_of,
 )
-from .edges import as_factor, edges, has_fixed_scale, is_constant, negligible, power_product, times
+from .edges import (
+    arguments,
+    as_factor,
+    edges,
+    has_fixed_scale,
+    is_constant,
+    negligible,
+    power_product,
+    times,
+)
 
 # a clamp at most here, as in F.normalize, is a floor that nothing but zero meets
 FLOOR = 1e-12
@@ -63,16 +72,15 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
         and x.name is not None
         and x.kept is None
         and not x.shift
+        and x.index.numel() == prod(semantics.shapes[x.name])
         and semantics.affine
+        and node is not None
+        and node.graph is semantics.graph
+        and isinstance(node.args[0], Node)
+        and is_parameter_itself(node.args[0], semantics.sources)
+        and alpha
+        and isfinite(constant)
     ):
-        return None
-    if node is None or node.graph is not semantics.graph:
-        return None
-    if not (
-        isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)
-    ):
-        return None
-    if x.index.numel() != prod(semantics.shapes[x.name]) or not alpha or not isfinite(constant):
         return None
     # c - a w = -a (w - c / a)
     value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(
@@ -227,8 +235,13 @@ def _never_met(bound: float, largest: float, upper: bool) -> bool:
     return bound in (0, *INFINITE) or (bound >= largest if upper else bound <= -largest)
 
 
-def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Tensor:
+@rule("aten.clamp", "aten.clamp_min", "aten.clamp_max", kind="clip", elementwise=True, slope=1.0)
+@rule("aten.hardtanh", kind="activation", elementwise=True, slope=1.0)
+def clamp(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """``min(max(x, low), high)``, homogeneous if all bounds are zero or infinite."""
+    given = arguments(semantics, x, *args, **kwargs)
+    bounds: list[Any] = [given.get(side, given.get(f"{side}_val")) for side in ("min", "max")]
+    low, high = bounds
     ids = semantics.activation(x)
     for bound in (low, high):
         if isinstance(bound, Tensor | Weight):
@@ -241,27 +254,10 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     # (a norm is below the smallest of such floors only where it is zero)
     guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids, low <= FLOOR)
     if numbers and not guard:
+        clips = semantics.place.op != "aten.hardtanh"
+        how = "clamping at a number is not homogeneous" if clips else "not positively homogeneous"
         return semantics.opaque([ids], how)
     return ids
-
-
-@rule("aten.clamp", kind="clip", elementwise=True, slope=1.0)
-def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
-    """A clamp to an interval; with one bound at zero it is a rectifier."""
-    return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
-
-
-@rule("aten.clamp_min", "aten.clamp_max", kind="clip", elementwise=True, slope=1.0)
-def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
-    """A clamp on one side."""
-    low, high = (bound, None) if "min" in semantics.place.op else (None, bound)
-    return clamp(semantics, x, low, high)
-
-
-@rule("aten.hardtanh", kind="activation", elementwise=True, slope=1.0)
-def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """A clamp, such as ReLU6."""
-    return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
 @rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, along, compress, shape_of
-from .edges import with_positions
+from .edges import arguments, with_positions
 
 
 def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
@@ -93,38 +93,18 @@ AVERAGED: dict[str, Any] = {
 @rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", "aten.max_pool1d_with_indices",
       "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices", kind="maximum pooling",
       degree=(1,), separable=True)  # fmt: skip
-def max_pool(
-    semantics: Semantics,
-    x: Value,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil: bool = False,
-) -> Any:
-    """Maximum over windows with margins of minus infinity, and its position."""
+@rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", **AVERAGED)
+def pool(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
+    """Mean or maximum over windows, and its position; margins are zero, or minus infinity."""
     rank = int(semantics.place.op.partition("_pool")[2][0])
-    kernel = per_dimension(kernel, rank)
-    stride = per_dimension(stride, rank) if stride not in (None, [], ()) else kernel
-    margins = [(p, p) for p in per_dimension(padding, rank)]
-    ids, holes = semantics.activation(x), per_dimension(dilation, rank)
-    seen = windows(semantics, ids, kernel, stride, margins, holes, ceil)
+    given = arguments(semantics, x, *args, **kwargs)
+    kernel = per_dimension(given["kernel_size"], rank)
+    stride = per_dimension(given.get("stride") or kernel, rank)
+    margins = [(p, p) for p in per_dimension(given.get("padding", 0), rank)]
+    ids, holes = semantics.activation(x), per_dimension(given.get("dilation", 1), rank)
+    seen = windows(semantics, ids, kernel, stride, margins, holes, given.get("ceil_mode", False))
     found = semantics.reduce(seen, range(seen.dim() - rank, seen.dim()))
     return with_positions(semantics, found, found)
-
-
-@rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", **AVERAGED)
-def avg_pool(
-    semantics: Semantics,
-    x: Value,
-    kernel: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    ceil: bool = False,
-    *args: Any,
-) -> Any:
-    """Mean over windows."""
-    return max_pool(semantics, x, kernel, stride, padding, 1, ceil)
 
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d",

@@ -12,6 +12,7 @@ from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, constant, shape_of
 from .contraction import linear
+from .edges import arguments
 
 # one direction of one layer: from a sequence, a number, weights, and whether it runs
 # backwards, to its outputs and its last state
@@ -35,27 +36,21 @@ def _stacked(
     return sequence, finals
 
 
-def _check_padded(biases: Any) -> None:
-    """Refuse the overload for packed sequences, which no traced model has."""
-    if not isinstance(biases, bool):
+def _settings(semantics: Semantics, *args: Any) -> list[Any]:
+    """Whether there are biases, how many layers, two directions, and whether samples come first."""
+    given = arguments(semantics, *args)
+    if "batch_first" not in given:
+        # (no traced model has this overload)
         raise ValueError("a packed sequence")
+    return [given[name] for name in ("has_biases", "num_layers", "bidirectional", "batch_first")]
 
 
 @rule("aten.rnn_relu", kind="recurrence")
 def rnn_relu(
-    semantics: Semantics,
-    x: Value,
-    state: Value,
-    weights: Sequence[Value],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+    semantics: Semantics, x: Value, state: Value, weights: Sequence[Value], *args: Any
 ) -> tuple[Tensor, Tensor]:
     """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked (Eq. 1)."""
-    _check_padded(biases)
+    biases, layers, bidirectional, batch_first = _settings(semantics, x, state, weights, *args)
     first, start = semantics.activation(x), semantics.activation(state)
     time = 1 if batch_first and first.dim() == 3 else 0
 
@@ -82,12 +77,9 @@ def rnn_relu(
 
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
-def gated(
-    semantics: Semantics, x: Value, state: Any, weights: Any, biases: bool, layers: int, *args: Any
-) -> Any:
+def gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any) -> Any:
     """Tanh and gates fix their operands; inputs and projected states are free."""
-    _check_padded(biases)
-    bidirectional, batch_first = args[2:4]
+    biases, layers, bidirectional, batch_first = _settings(semantics, x, state, weights, *args)
     name, shown = semantics.place.op, semantics.place.result
     first = semantics.activation(x)
     states = [

@@ -12,32 +12,30 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, constant, distinct, shape_of
-from .edges import EPS, times, with_positions
+from .edges import EPS, arguments, times, with_positions
 from .pointwise import looked_at, rational_power
 
 # largest number of factors in a product over a dimension
 FACTORS = 64
 
 
-def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
-    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
-        return list(range(len(x.shape)))
-    return [dims] if isinstance(dims, int) else list(dims)
+def _dims(semantics: Semantics, x: Value, args: Any, kwargs: dict[str, Any]) -> list[int]:
+    """The dimensions along which an operation goes: its argument of this name, or all."""
+    dims = arguments(semantics, x, *args, **kwargs).get("dim")
+    return [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
 
 
-def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
-    wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
+def _shared(semantics: Semantics, x: Value, dims: Sequence[int], shown: Any) -> Tensor:
     shape = shape_of(shown)
-    ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
-    return ids.expand(shape)
+    return semantics.reduce(x, dims, keepdim=len(shape) == len(x.shape)).expand(shape)
 
 
 @rule("aten.sum", kind="total", degree=(1,), linear="jointly", coefficients="one")
 @rule("aten.mean", kind="mean", degree=(1,), linear="jointly", coefficients="positive")
 @rule("aten.amax", "aten.amin", kind="order", degree=(1,))
-def reduce_dims(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
+def reduce_dims(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Sum, mean, maximum or minimum over dimensions."""
-    return _shared(semantics, x, kwargs.get("dim", dims), semantics.place.result)
+    return _shared(semantics, x, _dims(semantics, x, args, kwargs), semantics.place.result)
 
 
 @rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue",
@@ -48,17 +46,12 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
     if args and isinstance(args[0], Tensor | Weight):
         return semantics.join(semantics.activation(x), semantics.activation(args[0]))
-    # topk and kthvalue take a count first; sort(stable=...) has only keywords
-    place = 1 if name in ("topk", "kthvalue") else 0
-    default: Any = -1 if name in ("topk", "kthvalue", "sort", "mode") else None
-    dim = kwargs.get(
-        "dim", args[place] if len(args) > place and not isinstance(args[place], bool) else default
-    )
+    dims = _dims(semantics, x, args, kwargs)
     if isinstance(shown, Tensor):
-        return _shared(semantics, x, dim, shown)
-    values, positions = (_shared(semantics, x, dim, part) for part in shown)
+        return _shared(semantics, x, dims, shown)
+    values, positions = (_shared(semantics, x, dims, part) for part in shown)
     if name in ("cummax", "cummin") and not semantics.uniform:
-        values = _prefixes(semantics, semantics.activation(x), dim)
+        values = _prefixes(semantics, semantics.activation(x), dims[0])
     return with_positions(semantics, values, positions)
 
 
@@ -73,11 +66,11 @@ def _prefixes(semantics: Semantics, ids: Tensor, dim: int) -> Tensor:
 
 
 @rule("aten.argmax", "aten.argmin", "aten.any", kind="comparison", degree=(0,))
-def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+def position(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Positions and counts, which do not depend on the scale if the compared elements share one."""
     if semantics.place.op == "aten.any":
         return looked_at(semantics, x)
-    semantics.observe(semantics.reduce(x, _dims(kwargs.get("dim", dim), x)))
+    semantics.observe(semantics.reduce(x, _dims(semantics, x, args, kwargs)))
     return constant(shape_of(semantics.place.result))
 
 
@@ -86,7 +79,7 @@ def running(semantics: Semantics, x: Value, dim: int, **kwargs: Any) -> Tensor:
     """Running sums along a dimension."""
     if not semantics.uniform:
         return _prefixes(semantics, semantics.activation(x), dim)
-    return _shared(semantics, x, dim, semantics.place.result)
+    return _shared(semantics, x, [dim], semantics.place.result)
 
 
 @rule("aten.prod", kind="contraction")
@@ -114,23 +107,22 @@ def product(
 
 @rule("aten.linalg_vector_norm", "aten.norm", kind="norm", rotations=True)
 def vector_norm(
-    semantics: Semantics, x: Value, order: Any = 2, dims: Any = None, *args: Any, **kwargs: Any
+    semantics: Semantics, x: Value, order: Any = 2, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Norms have the scale of their operand; of order 0, they count the entries that are not 0."""
     shown = semantics.place.result
     if order == 0:
         semantics.observe(semantics.activation(x))
         return constant(shape_of(shown))
-    return _shared(semantics, x, kwargs.get("dim", dims), shown)
+    return _shared(semantics, x, _dims(semantics, x, (order, *args), kwargs), shown)
 
 
 @rule("aten.var", "aten.std", "aten.var_mean", kind="norm")
-def std_or_var(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
+def std_or_var(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Standard deviations have the scale of their operand, variances its square."""
     name, shown = semantics.place.op, semantics.place.result
     first = shown if isinstance(shown, Tensor) else shown[0]
-    dims = kwargs.get("dim", None if isinstance(dims, bool) else dims)
-    mean = _shared(semantics, x, dims, first)
+    mean = _shared(semantics, x, _dims(semantics, x, args, kwargs), first)
     wide = rational_power(semantics, mean, Fraction(2)) if "var" in name else mean
     return wide if isinstance(shown, Tensor) else (wide, mean)
 
