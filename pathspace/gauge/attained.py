@@ -4,24 +4,21 @@ of all sizes has a minimum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from scipy.sparse import coo_array, csr_array, hstack
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor
 
-from ..graph.parts import WeightBlock, idle
 from ..graph.spanning_tree import changes
-from .pairs import Pairs
+from .pairs import MatrixLayout, Pairs
 
 # distinct rows of a linear programme that is solved for products of scales
 MOST_ROWS = 20_000
 ROUNDS = 50
-# scalars of a tensor whose ends are compared at once
-AT_ONCE = 1 << 20
+# a sum of changes that is not a rounding error of the programme
+SMALL = 1e-6
 NONE = np.zeros((2, 0), np.int64)
 
 NOTHING_LEAVES = "no weight leaves it (a normalisation follows): the smaller, the better"
@@ -89,108 +86,83 @@ def attained(pairs: Pairs, kept: Mapping[str, np.ndarray] | None = None) -> Atta
             _programmes(csr_array(changes(graph, *ends)[:, 1:]), result)
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
-    while True:
-        groups = _one_way(pairs, result.free)
-        if not groups:
-            return result
+    while groups := _one_way(pairs, result.free):
         result.groups |= groups
         result.fix(np.array(list(groups)), ONE_WAY)
+    return result
 
 
 def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Which units have entering edges, and which leaving ones, whatever the weights are."""
     entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
-    for head, tail in (ends for block in pairs.graph.blocks for ends in _ends(block)):
-        for ids, into, against in ((head, entering, leaving), (tail, leaving, entering)):
-            found = ids.unique().numpy()
-            into[found[found > 0]], against[-found[found < 0]] = 1, 1
+    for block in pairs.graph.blocks:
+        if not block.numel:
+            continue
+        layout = MatrixLayout(block.tail, block.head, block.shape)
+        # (weights whose ends share a scale neither enter nor leave)
+        shared, tail = layout.head - layout.side, layout.tail
+        if block.unused is None:
+            rows = (tail.min() != shared) | (tail.max() != shared)
+            columns = (shared.min() != tail) | (shared.max() != tail)
+        else:
+            edges = layout.matrix(~block.unused.expand(block.shape), largest=True)
+            edges &= shared[:, None] != tail
+            rows, columns = edges.any(1), edges.any(0)
+        for ids, into, against in (
+            (layout.head[rows], entering, leaving),
+            (layout.side[rows], leaving, entering),
+            (tail[columns], leaving, entering),
+        ):
+            into[ids[ids > 0].numpy()], against[-ids[ids < 0].numpy()] = 1, 1
     entering, leaving = pairs.to_units(entering, leaving)
     return entering > 0, leaving > 0
 
 
-def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
-    """Heads and tails that occur among a tensor's edges, a few rows at a time."""
-    loops = bool(torch.isin(block.head.reshape(-1), block.tail.reshape(-1)).any())
-    if block.unused is None and not loops and block.head.shape != block.tail.shape:
-        yield block.head, block.tail
-        return
-    rows = block.shape[0] if block.shape else 1
-    step = max(1, AT_ONCE * rows // max(block.numel, 1))
-    for start in range(0, rows, step):
-        place = slice(start, start + step)
-        head, tail, unused = (
-            ids[place] if ids.dim() and ids.shape[0] > 1 else ids
-            for ids in (block.head, block.tail, idle(block))
-        )
-        # (weights whose ends share a scale neither enter nor leave)
-        head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)
-        yield head[kept], tail[kept]
-
-
-class _Arcs:
-    """Arcs from tails to heads and, of opposites, back; units that are not free are root."""
-
-    def __init__(self, pairs: Pairs, free: np.ndarray) -> None:
-        self.pairs, self.count = pairs, len(free) + 1
-        self._alive = np.concatenate(
-            [[False], free, np.zeros(pairs.graph.expand.shape[0] - self.count, bool)]
-        )
-
-    def node(self, ids: np.ndarray) -> np.ndarray:
-        place = np.where(self._alive[np.abs(ids)], np.abs(ids), 0)
-        return np.where((place > 0) & (ids < 0), place + self.count, place)
-
-    def both(self, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
-        arcs = [
-            np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)
-        ]
-        return np.concatenate(arcs, 1)
-
-    def sample(self) -> Iterator[np.ndarray]:
-        """One arc for every row and column, which join most of what all would join."""
-        for table in self.pairs.tables:
-            yield self.both(*table.sample())
-
-    def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
-        """Arcs between nodes of different labels, as labels and without repetition."""
-        for table in self.pairs.whole():
-            head, side, tail = (ids.numpy() for ids in (table.head, table.side, table.tail))
-            far = label[self.node(side[:, None] + tail[None, :])]
-            # (labels of mirror images differ where those do)
-            apart = (table.sizes > 0).numpy() & (label[self.node(head)][:, None] != far)
-            first, last = label[self.both(*table.arcs(*np.nonzero(apart)))]
-            yield np.stack(np.divmod(np.unique(first * len(label) + last), len(label)))
-
-
-def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
-    links = coo_array((np.ones(arcs.shape[1], bool), (arcs[0], arcs[1])), shape=(nodes, nodes))
+def _strong(nodes: int, arcs: Iterable[np.ndarray]) -> np.ndarray:
+    tail, head = np.concatenate([NONE, *arcs], 1)
+    links = coo_array((np.ones(len(tail), bool), (tail, head)), shape=(nodes, nodes))
     label: np.ndarray = connected_components(links, directed=True, connection="strong")[1]
     return label.astype(np.int64)
 
 
 def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
     """Groups that edges only enter (1) or only leave (-1), by one unit of each (from 0)."""
-    arcs, count = _Arcs(pairs, free), len(free) + 1
+    count = len(free) + 1
+    alive = np.zeros(pairs.graph.expand.shape[0], bool)
+    alive[1:count] = free
+
+    def node(ids: np.ndarray) -> np.ndarray:
+        place = np.where(alive[np.abs(ids)], np.abs(ids), 0)
+        return np.where((place > 0) & (ids < 0), place + count, place)
+
+    def both(tail: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Arcs from tails to heads and, of opposites, back; units that are not free are root."""
+        return np.concatenate([[node(tail), node(head)], [node(-head), node(-tail)]], 1)
+
     # what a few arcs have joined needs no others, so that matrices are read twice
     # and hardly an arc is held
-    label = _strong(2 * count, np.concatenate([NONE, *arcs.sample()], 1))
-    if not free.any() or (label[arcs.node(np.flatnonzero(free) + 1)] == label[0]).all():
+    label = _strong(2 * count, [both(*table.sample()) for table in pairs.tables])
+    if not free.any() or (label[node(np.flatnonzero(free) + 1)] == label[0]).all():
         return {}
-    left = np.concatenate([NONE, *arcs.across(label)], 1)
-    joined = _strong(int(label.max()) + 1, left)
-    left, label = joined[left], joined[label]
-    left = left[:, left[0] != left[1]]
-    closed = np.ones((2, int(label.max()) + 1), bool)
-    closed[0, left[0]] = False
-    closed[1, left[1]] = False
+    arcs = [NONE]
+    for table in pairs.whole():
+        head, side, tail = (ids.numpy() for ids in (table.head, table.side, table.tail))
+        far = label[node(side[:, None] + tail[None, :])]
+        # (labels of mirror images differ where those do)
+        apart = (table.sizes > 0).numpy() & (label[node(head)][:, None] != far)
+        first, last = label[both(*table.arcs(*np.nonzero(apart)))]
+        arcs.append(np.stack(np.divmod(np.unique(first * len(label) + last), len(label))))
+    joined = _strong(int(label.max()) + 1, arcs)
+    left, label = joined[np.concatenate(arcs, 1)], joined[label]
     plus, minus = label[1:count], label[count + 1 : 2 * count]
-    wanted = free & (plus != label[0]) & (plus != minus) & (closed[0] | closed[1])[plus]
+    leave, enter = (np.isin(plus, ends) for ends in left[:, left[0] != left[1]])
+    wanted = free & (plus != label[0]) & (plus != minus) & ~(leave & enter)
     units = np.flatnonzero(wanted)
     # a group and its mirror image are one
     _, first = np.unique(np.minimum(plus, minus)[units], return_index=True)
     return {
         int(unit): (
-            1 if closed[0, plus[unit]] else -1,
+            -1 if leave[unit] else 1,
             np.flatnonzero((plus == plus[unit]) | (minus == plus[unit])),
         )
         for unit in units[first]
@@ -198,32 +170,22 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]
 
 
 def _programmes(change: csr_array, result: Attained) -> None:
-    """The same for products: terms that no non-negative combination brings back."""
+    """The same for products, whose terms can shrink together in directions of several units."""
     from scipy.optimize import linprog  # slow to import, and needed by networks with products only
 
     for _ in range(ROUNDS):
-        rows = csr_array(change[:, np.flatnonzero(result.free)])
-        rows.eliminate_zeros()
-        rows = csr_array(rows[np.flatnonzero(np.diff(rows.indptr))])
+        free = np.flatnonzero(result.free)
+        rows = csr_array(change[:, free])
+        rows = csr_array(rows[np.flatnonzero(abs(rows).sum(1))])
         count = rows.shape[0]
         if not count:
             return
-        turned = csr_array(rows.T.astype(np.float64))
-        equations = hstack([turned, turned]).tocsr()
-        found = linprog(
-            np.concatenate([-np.ones(count), np.zeros(count)]),
-            A_eq=equations,
-            b_eq=np.zeros(equations.shape[0]),
-            bounds=[(0, 1)] * count + [(0, None)] * count,
-            method="highs",
-        )
-        lost = found.x[:count] < 0.5
-        if not lost.any():
+        none = np.zeros(count)
+        # the direction along which most terms shrink, and none grows
+        found = linprog(rows.sum(0), A_ub=rows, b_ub=none, bounds=(-1, 1), method="highs")
+        if found.fun > -SMALL:
             return
-        # the dual solution is a direction along which all these terms shrink: keep
-        # the unit that it moves most
-        size = np.abs(found.eqlin.marginals)
-        result.fix(
-            np.flatnonzero(result.free)[[int(np.argmax(size >= size.max() * (1 - 1e-9)))]], ONE_WAY
-        )
+        # keep the unit that it moves most
+        size = np.abs(found.x)
+        result.fix(free[[int(np.argmax(size >= size.max() * (1 - 1e-9)))]], ONE_WAY)
     result.fix(np.flatnonzero(result.free), ONE_WAY)

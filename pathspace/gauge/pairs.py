@@ -4,6 +4,7 @@ are matrix-vector products.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,6 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from ..graph.parts import WeightBlock
 from ..graph.structure import Structure
 from ..models.values import require_values
 
@@ -114,14 +114,6 @@ class Table:
         half = ((up[:, None] + down[None, :]) / 2).exp()
         self.sizes.mul_(half).mul_(half)
 
-    def drop_loops(self) -> None:
-        """Set weights that no gauge changes to 0."""
-        if bool(torch.isin(self.head, self.side).any() | torch.isin(self.head, self.tail).any()):
-            # (a side or a tail is the root, whose id is 0)
-            loops = self.head[:, None] == self.side[:, None] + self.tail[None, :]
-            self.loops = float(self.sizes[loops].sum())
-            self.sizes.masked_fill_(loops, 0)
-
     def arcs(self, row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Tails and heads of entries."""
         tail = self.side.numpy()[row] + self.tail.numpy()[column]
@@ -149,15 +141,15 @@ class Pairs:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
         require_values("balance", [(block.name, own[block.name]) for block in graph.blocks])
-        self._lay_out(
-            (self._edges(block, own[block.name]), block.head, block.tail) for block in graph.blocks
-        )
+        self._lay_out(self._edges(own))
 
-    def _edges(self, block: WeightBlock, parameter: Tensor) -> Tensor:
-        value = parameter.detach().double().cpu() + self.graph.shifts.get(block.name, 0.0)
-        if block.unused is None:
-            return value
-        return value.masked_fill(block.unused.expand(block.shape), 0)
+    def _edges(self, own: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for block in self.graph.blocks:
+            value = own[block.name].detach().double().cpu()
+            value = value + self.graph.shifts.get(block.name, 0.0)
+            if block.unused is not None:
+                value = value.masked_fill(block.unused.expand(block.shape), 0)
+            yield value, block.head, block.tail
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
         self.tables = self.held(map(self.table, values))
@@ -185,10 +177,14 @@ class Pairs:
         value, heads, tails = edges
         value = value.square_() if self.p == 2 else value.abs_().pow_(self.p)
         layout = MatrixLayout(tails, heads, value.shape)
-        sizes = layout.matrix(value, largest=False)
-        table = Table(sizes, layout.head, layout.side, layout.tail)
-        table.drop_loops()
-        return table
+        sizes, loops = layout.matrix(value, largest=False), 0.0
+        # (a side or a tail is the root, whose id is 0)
+        shared = layout.head - layout.side
+        if bool(torch.isin(shared, layout.tail).any()):
+            fixed = shared[:, None] == layout.tail[None, :]
+            loops = float(sizes[fixed].sum())
+            sizes.masked_fill_(fixed, 0)
+        return Table(sizes, layout.head, layout.side, layout.tail, loops)
 
     def _logs(self, phi: np.ndarray) -> Tensor:
         return torch.from_numpy(self._sums @ phi)
@@ -270,8 +266,7 @@ class Pairs:
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """How many sizes other than 0 enter each unit, and how many leave it."""
-        ones = Pairs.__new__(Pairs)
-        ones.__dict__.update(self.__dict__)
+        ones = copy.copy(self)
         ones.tables = [Table((t.sizes > 0).double(), t.head, t.side, t.tail) for t in self.tables]
         ones.origin = np.zeros_like(self.origin)
         entering, leaving, _ = ones.sides(ones.origin)

@@ -95,10 +95,8 @@ def _solve(
     """Conjugate gradients for ``curvature x = right``, to a relative ``accuracy``."""
     from scipy.sparse.linalg import LinearOperator, cg  # slow to import
 
-    inverse, shape = (
-        np.where(free & (scale > 0), 1 / np.where(scale > 0, scale, 1.0), 0.0),
-        2 * right.shape,
-    )
+    inverse, shape = np.zeros(len(right)), 2 * right.shape
+    np.divide(1.0, scale, out=inverse, where=free & (scale > 0))
     found: np.ndarray = cg(
         LinearOperator(shape, lambda x: np.where(free, curvature(np.ravel(x)), 0.0)),
         np.where(free, right, 0.0),

@@ -5,6 +5,7 @@ leave its function unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,11 +33,10 @@ def expect_blocks(
     for name in shapes if names is None else names:
         own = tuple(found[name].shape) if name in found else None
         if own is None or own != shapes.get(name, own):
-            held = f"no parameter {name!r}" if own is None else f"{name!r} of shape {own}"
+            held = f"{name!r} of shape {own}, expected {shapes.get(name)},"
             raise InputError(
-                f"{owner} found {held} in {type(model).__name__}"
-                f"{'' if own is None else f', expected {shapes[name]}'}; pass the traced model or"
-                " a copy of it."
+                f"{owner} found {f'no parameter {name!r}' if own is None else held} in"
+                f" {type(model).__name__}; pass the traced model or a copy of it."
             )
     return found
 
@@ -178,7 +178,7 @@ def _transport(
     optimizer: Optimizer | None,
     factors: Mapping[Tensor, tuple[Tensor, Tensor]],
     keep_trajectory: bool | None,
-) -> list[Callable[[], None]]:
+) -> list[Callable[[], Any]]:
     """The changes to an optimizer's buffers, as functions to call after all checks have passed."""
     if optimizer is None:
         if keep_trajectory:
@@ -196,34 +196,27 @@ def _transport(
         )
     if optimizer.state:
         expect_transport("rescale_", optimizer)
-    moves: list[Callable[[], None]] = [
-        _move(buffer, head, tail, -1 if keep_trajectory else power)
+    moves: list[Callable[[], Any]] = [
+        partial(_move, buffer, head, tail, -1 if keep_trajectory else power)
         for parameter, (head, tail) in factors.items()
         for buffer, power in transported(optimizer, parameter)
     ]
     if keep_trajectory:
-        moves.append(lambda: _measure(optimizer, factors))
+        # (gradients are multiplied by ``f^2`` in each step; those of several rescalings multiply)
+        before, after = (partial(_scale_gradients, factors, power) for power in (-2, 2))
+        moves.append(partial(optimizer.register_step_pre_hook, before))
+        moves.append(partial(optimizer.register_step_post_hook, after))
     return moves
 
 
-def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[], None]:
-    def move() -> None:
-        buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
-
-    return move
+def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> None:
+    buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
 
 
-def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
-    """Multiply gradients by ``f^2`` in each step; factors of several rescalings multiply."""
-
-    def scaled(power: int) -> Callable[..., None]:
-        @torch.no_grad()
-        def hook(*_: Any) -> None:
-            for parameter, (head, tail) in factors.items():
-                if parameter.grad is not None:
-                    parameter.grad.mul_((head.to(parameter) / tail.to(parameter)) ** (2 * power))
-
-        return hook
-
-    optimizer.register_step_pre_hook(scaled(1))
-    optimizer.register_step_post_hook(scaled(-1))
+@torch.no_grad()
+def _scale_gradients(
+    factors: Mapping[Tensor, tuple[Tensor, Tensor]], power: int, *_: object
+) -> None:
+    for parameter, (head, tail) in factors.items():
+        if parameter.grad is not None:
+            _move(parameter.grad, head, tail, power)

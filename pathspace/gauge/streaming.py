@@ -178,26 +178,27 @@ class _Sums(Table):
         self.head, self.side, self.tail, self.rows, self.columns = map(
             torch.cat, zip(*parts, strict=True)
         )
-        sizes = [torch.tensor([len(part[end]) for part in parts]) for end in (0, 2)]
-        number = torch.arange(len(parts))
-        self._of_row, self._of_column = (number.repeat_interleave(each) for each in sizes)
-        # where those of several rows and columns stand
-        ends = [each.cumsum(0).tolist() for each in sizes]
-        self.wide = [
-            tuple(slice(end[i - 1], end[i]) for end in ends)
-            for i in range(1, len(parts))
-            if min(len(parts[i][0]), len(parts[i][2])) > 1
-        ]
+        heights, widths = ([len(part[end]) for part in parts] for end in (0, 2))
+        self._of_row, self._of_column = (
+            torch.arange(len(parts)).repeat_interleave(torch.tensor(each))
+            for each in (heights, widths)
+        )
+        views = zip(self.rows.split(heights), self.columns.split(widths), strict=True)
+        # those of several rows and columns
+        self.wide = [pair for pair in views if min(map(len, pair)) > 1]
         self._nothing = torch.zeros(len(parts), dtype=torch.float64)
 
     def measure(self, tables: Iterable[Table], logs: Tensor) -> None:
         """Measure the sums of the tables with several rows and columns again."""
         for (rows, columns), table in zip(self.wide, tables, strict=True):
-            self.rows[rows], self.columns[columns] = _sums(table, *table.ends(logs))
+            by_row, by_column = _sums(table, *table.ends(logs))
+            rows.copy_(by_row)
+            columns.copy_(by_column)
 
     def scale(self, up: Tensor, down: Tensor) -> None:
         rows, columns = self.by_row(down.exp()), self.by_column(up.exp())
-        self.rows, self.columns = up.exp() * rows, down.exp() * columns
+        self.rows.copy_(up.exp() * rows)
+        self.columns.copy_(down.exp() * columns)
 
     def _shares(self, values: Tensor, table: Tensor) -> Tensor:
         """Sums over each table, over that of its sizes."""
@@ -372,22 +373,22 @@ def _state(pairs: StreamedPairs, free: np.ndarray, phi: np.ndarray, steps: int) 
     return Minimum(phi, total, float(np.abs(uneven).max(initial=0.0)), steps)
 
 
-def _in_rounds(pairs: StreamedPairs, free: np.ndarray, start: np.ndarray) -> Minimum:
+def _in_rounds(pairs: StreamedPairs, free: np.ndarray, phi: np.ndarray) -> Minimum:
     """The minimum, where matrices are read again in each round: that of their sums is nearly it."""
-    best = now = _state(pairs, free, start, 0)
-    for step in range(1, ROUNDS):
-        if now.imbalance <= pairs.tolerance:
-            return now
+    best = now = _state(pairs, free, phi, 0)
+    while now.imbalance > pairs.tolerance:
+        if now.steps == ROUNDS:
+            raise InputError(
+                f"balance_files found norms that still differ by {now.imbalance:.0e} after"
+                f" {ROUNDS} rounds, expected {pairs.tolerance:.0e}; pass a larger tolerance."
+            )
         if now.value > best.value * (1 + 1e-12):
             phi = (best.phi + now.phi) / 2
         else:
             best, phi = now, _minimum_of_sums(pairs, free, now.phi)
         pairs.move(phi)
-        now = _state(pairs, free, phi, step)
-    raise InputError(
-        f"balance_files found norms that still differ by {now.imbalance:.0e} after {ROUNDS} rounds,"
-        f" expected {pairs.tolerance:.0e}; pass a larger tolerance."
-    )
+        now = _state(pairs, free, phi, now.steps + 1)
+    return now
 
 
 def _minimum_of_sums(pairs: StreamedPairs, free: np.ndarray, start: np.ndarray) -> np.ndarray:

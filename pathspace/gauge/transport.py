@@ -12,21 +12,23 @@ from ..errors import InputError, UnsupportedError
 
 # Power of the gradient in each buffer: if w becomes f w, its gradient g becomes g / f.
 Power = int | Callable[[Any], int]
-_BY_NAME: Mapping[str, int] = {
-    **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev", "average"), 1),
-    **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "kappa"), 2),
-    # an average of squared steps
-    "acc_delta": -2,
-}
-# Buffers with one number per parameter, which have no scale.
-_COUNTS = frozenset(["step", "mu_product", "mu", "eta"])
 _REGISTERED: dict[type[Optimizer], dict[str, Power]] = {
+    Optimizer: {
+        **dict.fromkeys(
+            ("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev", "average"), 1
+        ),
+        **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "kappa"), 2),
+        # an average of squared steps
+        "acc_delta": -2,
+    },
     # a gradient divided by its size
     RMSprop: {"momentum_buffer": 0},
     # an average of weights; step sizes
     ASGD: {"ax": -1},
     Rprop: {"step_size": -1},
 }
+# Buffers with one number per parameter, which have no scale.
+_COUNTS = frozenset(["step", "mu_product", "mu", "eta"])
 
 
 def register_transport(kind: type[Optimizer], powers: Mapping[str, Power]) -> None:
@@ -81,16 +83,13 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
             or key in _COUNTS
         ):
             continue
-        own: Mapping[str, Power] = next(
-            (_REGISTERED[base] for base in kind.__mro__ if key in _REGISTERED.get(base, {})),
-            _BY_NAME,
-        )
-        if key not in own or buffer.shape != parameter.shape:
+        known = (_REGISTERED[base] for base in kind.__mro__ if base in _REGISTERED)
+        power = next((powers[key] for powers in known if key in powers), None)
+        if power is None or buffer.shape != parameter.shape:
             raise UnsupportedError(
                 f"{kind.__name__} keeps a buffer {key!r} of shape {tuple(buffer.shape)} for a"
                 f" weight of shape {tuple(parameter.shape)}, and pathspace does not know how it"
                 " scales with the weight; declare it with ps.register_transport, or drop the"
                 " optimizer's state."
             )
-        power = own[key]
         yield buffer, power if isinstance(power, int) else power(optimizer)

@@ -20,23 +20,24 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
+from ..gauge.balance import canonical_copy
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.refusals import check_runs
 from ..models.running import distance
 from ..models.walk import tensors_of
-from ..shown import Shown
+from ..reduction import trace
+from ..shown import Shown, text_table
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
-from .groups import ChannelGroup, Cut, Slices
-from .importance import importance
+from .groups import ChannelGroup, Cut, Slices, channel_sums, real
 from .kept_channels import kept_numbers, share_of, what_stays, whole_order
 from .matching import (
     Matching,
     by_activations,
     by_weights,
-    interpolated,
+    expect_alike,
     permuted,
     reorder,
     weight_distance,
@@ -46,6 +47,7 @@ from .removal import TOLERANCE, CutTester, mask_channels, remove_channels
 if TYPE_CHECKING:
     from rich.table import Table
 
+CRITERIA = ("weights", "paths", "gradients")
 Keep = float | Mapping[str, Any]
 
 
@@ -80,19 +82,12 @@ class ChannelGroups(Shown):
         raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
 
     def __rich__(self) -> Table:
-        from rich import box
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE, title="Groups of channels", title_justify="left")
-        table.add_column("written by")
-        for heading in ("channels", "tensors"):
-            table.add_column(heading, justify="right")
-        table.add_column("why channels cannot be removed")
-        for group in self.groups:
-            tensors = len({name for name, _ in group.slices})
-            table.add_row(escape(group.name), str(len(group)), str(tensors), escape(group.reason))
-        return table
+        columns = ("written by", "channels", "tensors", "why channels cannot be removed")
+        rows = (
+            (each.name, str(len(each)), str(len({name for name, _ in each.slices})), each.reason)
+            for each in self.groups
+        )
+        return text_table("Groups of channels", columns, rows, right=(1, 2))
 
     @cached_property
     def refused(self) -> dict[str, str]:
@@ -102,11 +97,11 @@ class ChannelGroups(Shown):
         Found by trying: half of the channels of every group are left out of a copy with random
         numbers, and its outputs are compared with those of the masked copy.
         """
-        cuts = {
-            group.name: Cut(group, torch.arange(0, len(group), 2))
+        cuts = [
+            Cut(group, torch.arange(0, len(group), 2))
             for group in self.groups
             if group.name not in self._mixed
-        }
+        ]
         return self._mixed | self._tester.refusals(cuts)
 
     @cached_property
@@ -134,7 +129,36 @@ class ChannelGroups(Shown):
             InputError: unknown ``by``, or gradients are missing.
         """
         check_finite(self.model, ())
-        return importance(self.model, self._inputs, by, self.groups)
+        if by not in CRITERIA:
+            raise InputError(
+                f"importance found by={by!r}, expected one of {', '.join(map(repr, CRITERIA))}."
+            )
+        model, (args, kwargs), gradients = self.model, self._inputs, by == "gradients"
+        if by == "paths":
+            model = canonical_copy(model, trace(model, *args, kwargs=kwargs))
+        tensors = {n: own for n, own in tensors_of(model).items() if isinstance(own, nn.Parameter)}
+
+        def values(name: str) -> Tensor:
+            own = tensors[name]
+            if not gradients:
+                return real(own).square()
+            if own.grad is None:
+                raise InputError(
+                    f"importance by gradients found none at {name!r}; call backward() on a loss"
+                    " first."
+                )
+            return real(own.detach() * own.grad)
+
+        slices = {
+            group.name: {
+                side: where
+                for side, where in group.slices.items()
+                if side[0] in tensors and (not gradients or side in group.readers)
+            }
+            for group in self
+        }
+        found = channel_sums(slices, values).items()
+        return {name: total.abs() if gradients else total.sqrt() for name, total in found}
 
     def remove(
         self, remove: float | None = None, *, keep: Keep | None = None, by: str = "weights"
@@ -243,10 +267,8 @@ class ChannelGroups(Shown):
 
     def _numbers(self, keep: Keep, by: str) -> dict[str, Tensor]:
         """Group -> channels to keep, where they are not all."""
-        if isinstance(keep, Mapping):
-            chosen = {self[name].name: value for name, value in keep.items()}
-        else:
-            chosen = {group.name: keep for group in self}
+        named = keep if isinstance(keep, Mapping) else dict.fromkeys((g.name for g in self), keep)
+        chosen = {self[name].name: value for name, value in named.items()}
         by_share = any(share_of(value) is not None for value in chosen.values())
         scores = self.importance(by) if by_share else {}
         found = {
@@ -351,12 +373,7 @@ class ChannelGroups(Shown):
         """
         expect_arguments("match", model=other)
         expect_numbers("match", SEED, seed=seed)
-        own, others = (tensors_of(model).items() for model in (self.model, other))
-        if {name: p.shape for name, p in own} != {name: p.shape for name, p in others}:
-            raise InputError(
-                f"match found a {type(other).__name__} with other tensors, expected the same"
-                " architecture."
-            )
+        expect_alike("match", self.model, other)
         for model in (self.model, other):
             check_finite(model, ())
         if by == "weights":
@@ -391,7 +408,13 @@ class ChannelGroups(Shown):
         two = other.model if isinstance(other, Matching) else other
         expect_arguments("interpolate", model=two)
         expect_numbers("interpolate", "a number", t=t)
-        return interpolated(self.model, two, t)
+        expect_alike("interpolate", self.model, two)
+        found, ends = safe_deepcopy(self.model), tensors_of(two)
+        with torch.no_grad():
+            for name, tensor in tensors_of(found).items():
+                if tensor.is_floating_point() or tensor.is_complex():
+                    tensor.lerp_(ends[name].to(tensor), t)
+        return found
 
     def __repr__(self) -> str:
         count, name = sum(map(len, self)), type(self.model).__name__

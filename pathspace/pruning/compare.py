@@ -133,19 +133,17 @@ def compare(
     expect_arguments("compare", model=a, graph=graph)
     expect_arguments("compare", model=b)
     expect_numbers("compare", "a number of at least 0", tolerance=tolerance)
-    first, second = (
-        {name: tensor.shape for name, tensor in tensors_of(model).items()} for model in (a, b)
-    )
+    every = [tensors_of(model) for model in (a, b)]
     # (buffers of the second have the shapes of the first)
-    shapes = {name: shape for name, shape in first.items() if name in second}
+    shapes = {name: tensor.shape for name, tensor in every[0].items() if name in every[1]}
     shapes |= {name: parameter.shape for name, parameter in graph.parameters.items()}
-    for model, own in ((a, first), (b, second)):
-        if any(own.get(name) != shape for name, shape in shapes.items()):
+    for model, own in zip((a, b), every, strict=True):
+        if any(name not in own or own[name].shape != shape for name, shape in shapes.items()):
             raise InputError(
                 f"compare found a {type(model).__name__} with other tensors than the graph; pass"
                 " two models of the architecture that was traced."
             )
-        require_runnable("compare", tensors_of(model).items())
+        require_runnable("compare", own.items())
         check_finite(model, ())
     groups, _ = channel_groups(graph.captured, a)
     slices: Slices = {group.name: group.slices for group in groups}
@@ -265,15 +263,8 @@ def _apart(pair: tuple[nn.Module, nn.Module], given: nn.Module, captured: Captur
             runs = [outputs(model, args, kwargs, seed=0) for model in some]
         except Exception:  # (the model's code may raise anything)
             continue
-        return largest_difference(*([part for out in run for part in _finite(out)] for run in runs))
+        return largest_difference(*([real(part) for part in run] for run in runs))
     return None
-
-
-def _finite(out: Tensor) -> tuple[Tensor, Tensor]:
-    """An output as finite real numbers, and where and how it is infinite."""
-    numbers = (torch.view_as_real(out) if out.is_complex() else out).double()
-    infinite = numbers.isinf()
-    return torch.where(infinite, 0.0, numbers), torch.where(infinite, numbers.sign(), 0.0)
 
 
 def _squares(one: nn.Module, two: nn.Module) -> dict[str, tuple[float, float]]:

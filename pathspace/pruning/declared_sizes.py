@@ -109,9 +109,8 @@ def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
                 built = tensors_of(type(model)(other))
         except Exception:  # (numbers that do not go together, or another kind of class)
             return math.inf
-        if built.keys() != wanted.keys():
-            return math.inf
-        return sum(built[name].shape != shape for name, shape in wanted.items())
+        differ = sum(built[name].shape != wanted[name] for name in built.keys() & wanted.keys())
+        return differ if built.keys() == wanted.keys() else math.inf
 
     options = dict.fromkeys(
         (name, value, cut.per_channel(value) * len(cut.kept))
@@ -130,11 +129,7 @@ def follow_config(model: Any, cuts: Sequence[Cut]) -> None:
 
 
 def check_no_masks(model: nn.Module) -> None:
-    """Refuse a model whose weights are computed from masks at each call.
-
-    Raises:
-        UnsupportedError: it has masks of ``torch.nn.utils.prune``.
-    """
+    """Refuse a model whose weights are computed from masks at each call."""
     # (parts come after what they are in)
     names = [name for name, module in model.named_modules() if is_pruned(module)]
     if names:

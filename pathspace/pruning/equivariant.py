@@ -52,37 +52,33 @@ def _treats_alike(node: fx.Node, kinds: Mapping[str, str]) -> bool:
         for key, each in given.items()
         if isinstance(each, fx.Node) and not _is_number(each)
     }
-    held = {key: kinds[each.name] for key, each in read.items() if each.name in kinds}
-    inputs = [key for key, source in held.items() if source == "input"]
-    operands = [
-        each
-        for each in node.all_input_nodes
-        if kinds.get(each.name, "input") == "input" and not _is_number(each)
+    sources = {key: kinds.get(each.name, "operation") for key, each in read.items()}
+    shapes = [
+        each.meta["val"].shape
+        for key, each in read.items()
+        if sources[key] in ("input", "operation")
     ]
-    shapes = [each.meta["val"].shape for each in operands]
     if (
-        not operands
+        not shapes
         or min(map(len, shapes)) < 2
         or not isinstance(value, Tensor)
         or name not in RULES
         or not is_own(RULES[name])
-        or any(held[key] != HELD.get(key) for key in held.keys() - inputs)
+        or any(own not in ("input", "operation", HELD.get(key)) for key, own in sources.items())
     ):
         return False
-    old, new, rank = shapes[0], value.shape, len(shapes[0])
-    plain = name.endswith(f"{rank - 2}d")
-    whole = plain and kind == "convolution" and given["groups"] == 1
-    if inputs or whole or name == "aten.linear":
-        return whole or (name == "aten.linear" and rank == 2)
-    if kind in POINTWISE and not held:
-        return all(len(shape) == value.dim() for shape in shapes)
-    if len(operands) > 1:
-        return False
+    old, new, rank, alone = shapes[0], value.shape, len(shapes[0]), len(shapes) == 1
+    if name == "aten.linear":
+        return alone and rank == 2
+    known = "input" not in sources.values()
     if kind == "convolution" or kind in POOLING:
-        return plain
+        known = known or (kind == "convolution" and given["groups"] == 1)
+        return known and alone and name.endswith(f"{rank - 2}d")
+    if kind in POINTWISE and len(read) == len(shapes):
+        return known and all(len(shape) == len(new) for shape in shapes)
     if name == "aten.mean":
-        return all(dim % rank > 1 for dim in given.get("dim") or [0])
+        return known and all(dim % rank > 1 for dim in given.get("dim") or [0])
     # (one channel has no position of its own along which others could be met)
     flat = len(new) == 2 and new[0] == old[0] and old[1] > 1
     kept = name in RESHAPES and (tuple(new[:2]) == tuple(old[:2]) or flat)
-    return kept or name == "aten.batch_norm"
+    return known and alone and (kept or name == "aten.batch_norm")

@@ -7,7 +7,9 @@ each of them. A graph with random weights computes something else then when they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,7 @@ from ..models.running import distance
 from ..models.values import on_cpu
 from ..models.walk import tensors_of
 from .equivariant import treats_channels_alike
-from .groups import ChannelGroup, alike_channels, part_of
+from .groups import ChannelGroup, alike_channels, halved, part_of
 from .matching import ordered
 from .removal import corner
 
@@ -104,13 +106,11 @@ def nested_groups(
 
 def _named(found: Iterable[ChannelGroup]) -> Iterator[ChannelGroup]:
     """Give groups that one tensor writes different names."""
-    met: set[str] = set()
+    met: Counter[str] = Counter()
     for group in found:
-        name = group.name
-        numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(met) + 2))
-        name = next(option for option in numbered if option not in met)
-        met.add(name)
-        yield replace(group, name=name)
+        met[group.name] += 1
+        number = met[group.name]
+        yield replace(group, name=f"{group.name} ({number})") if number > 1 else group
 
 
 def exchangeable(
@@ -121,13 +121,19 @@ def exchangeable(
     Nothing is measured if the model has no values, random results, or too many weights. Groups that
     are certain are returned then, and only :meth:`ChannelGroups.permute` compares.
     """
-    drawn = RandomisedGraph.of(captured, groups)
-    if drawn is None:
+    size = sum(p.numel() for p in captured.parameters.values())
+    moving = {name for group in groups for name, _ in group.slices}
+    # (the smallest inputs on which the graph runs)
+    for part in (corner, lambda value: value) if groups and size <= LARGE else ():
+        with suppress(Exception):  # (the graph does not run in float64, or on these inputs)
+            drawn = RandomisedGraph(captured, part, moving, draws=1 if size > MANY else 2)
+            if drawn.repeats():
+                break
+    else:
         return list(groups) if certain else []
     found = list(groups)
     for _ in range(ROUNDS):
-        wrong = drawn.wrong(found)
-        if not wrong:
+        if not (wrong := drawn.wrong(found)):
             break
         found = [
             part for group in found for part in (drawn.parts(group) if group in wrong else [group])
@@ -141,32 +147,17 @@ class RandomisedGraph:
     """
 
     def __init__(
-        self, captured: Captured, part: Callable[[Any], Any], drawn: Sequence[Mapping[str, Tensor]]
+        self, captured: Captured, part: Callable[[Any], Any], moving: set[str], draws: int
     ) -> None:
         self.captured, self.part = captured, part
         self.generator = torch.Generator().manual_seed(1)
+        drawn = [_drawn(captured, moving, seed) for seed in range(draws)]
         self.draws = [(own, [self.outputs(own, sign) for sign in SIGNS]) for own in drawn]
 
-    @classmethod
-    def of(cls, captured: Captured, groups: Sequence[ChannelGroup]) -> RandomisedGraph | None:
-        """The graph with its draws, on the smallest inputs on which it runs, or ``None`` if nothing
-        can be measured.
-        """
-        size = sum(p.numel() for p in captured.parameters.values())
-        if not groups or size > LARGE:
-            return None
-        moving = {name for group in groups for name, _ in group.slices}
-        for part in (corner, lambda value: value):
-            try:
-                drawn = [_drawn(captured, moving, seed) for seed in range(1 if size > MANY else 2)]
-                found = cls(captured, part, drawn)
-                # (operations of the graph may draw numbers)
-                first, again = found.draws[0][1][0], found.outputs(drawn[0], 1, seed=1)
-            except Exception:  # (the graph does not run in float64, or on these inputs)
-                continue
-            if first and distance(again, first) <= ROUNDING:
-                return found
-        return None
+    def repeats(self) -> bool:
+        """Whether there are values, and outputs without random numbers of the graph's own."""
+        drawn, (first, _) = self.draws[0]
+        return bool(first) and distance(self.outputs(drawn, 1, seed=1), first) <= ROUNDING
 
     @torch.no_grad()
     def outputs(self, tensors: Mapping[str, Tensor], sign: int, seed: int = 0) -> list[Tensor]:
@@ -187,8 +178,8 @@ class RandomisedGraph:
             found = DoubleRun(self.captured.graph).run(*map(as_float64, values))
         return [leaf.double() for leaf in graph_outputs(self.captured, found)]
 
-    def same(self, groups: Sequence[ChannelGroup]) -> bool:
-        """Whether the outputs stay when the channels of each group go round."""
+    def changes(self, groups: Sequence[ChannelGroup]) -> bool:
+        """Whether outputs differ when the channels of each group go round."""
         slices = {str(number): group.slices for number, group in enumerate(groups)}
         for tensors, wanted in self.draws:
             orders = {}
@@ -200,8 +191,8 @@ class RandomisedGraph:
             moved = ordered(tensors, slices, orders)
             for sign, before in zip(SIGNS, wanted, strict=True):
                 if distance(self.outputs(moved, sign), before) > ROUNDING:
-                    return False
-        return True
+                    return True
+        return False
 
     def wrong(self, groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
         """The groups whose channels cannot be permuted."""
@@ -210,14 +201,8 @@ class RandomisedGraph:
             [group for number, group in enumerate(few) if number >> bit & 1]
             for bit in range(len(few).bit_length())
         ]
-        found = (group for some in (groups, *coded) for group in self._wrong(some))
-        return list(dict.fromkeys(found))
-
-    def _wrong(self, groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
-        if not groups or self.same(groups):
-            return []
-        half = len(groups) // 2
-        return self._wrong(groups[:half]) + self._wrong(groups[half:]) if half else list(groups)
+        tried = (pair for some in (groups, *coded) for pair in halved(some, self.changes))
+        return list(dict.fromkeys(some[0] for some, changes in tried if changes))
 
     def parts(self, group: ChannelGroup) -> list[ChannelGroup]:
         """The largest sets of at least two channels that can be permuted; none if there are many
@@ -225,28 +210,23 @@ class RandomisedGraph:
         """
         left = iter(range(RUNS))
         sets: list[list[int]] = []
-        for part in self._alike(group, list(range(len(group))), left):
+
+        def differ(channels: Sequence[int]) -> bool:
+            return self.changes([part_of(group, torch.tensor(channels))])
+
+        def counted(channels: Sequence[int]) -> bool:
+            return len(channels) > 1 and next(left, None) is not None and differ(channels)
+
+        for part, _ in halved(range(len(group)), counted):
             for other in sets:
                 if next(left, None) is None:
                     return []
-                if self.same([part_of(group, torch.tensor([other[0], part[0]]))]):
+                if not differ([other[0], part[0]]):
                     other += part
                     break
             else:
-                sets.append(part)
+                sets.append(list(part))
         return [part_of(group, torch.tensor(sorted(some))) for some in sets if len(some) > 1]
-
-    def _alike(
-        self, group: ChannelGroup, channels: list[int], left: Iterator[int]
-    ) -> Iterator[list[int]]:
-        """Runs of channels that can be permuted, found by halving."""
-        alone = len(channels) == 1 or next(left, None) is None
-        if alone or self.same([part_of(group, torch.tensor(channels))]):
-            yield channels
-            return
-        half = len(channels) // 2
-        yield from self._alike(group, channels[:half], left)
-        yield from self._alike(group, channels[half:], left)
 
 
 def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:

@@ -6,9 +6,10 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from ..inference.sides import Side
 from ..models.walk import tensors_of
 from ..shown import Shown
 
+Item = TypeVar("Item")
+Failure = TypeVar("Failure")
 # group -> (tensor, dimension) -> positions, shape (channels, positions)
 Slices = Mapping[str, Mapping[Side, Tensor]]
 
@@ -80,23 +83,34 @@ def real(tensor: Tensor) -> Tensor:
 
 def channel_sums(slices: Slices, values: Callable[[str], Tensor]) -> dict[str, Tensor]:
     """Group -> sums over all entries of each channel, of values by the names of tensors."""
-    found = {
-        group: torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
-        for group, sides in slices.items()
-    }
-    places: dict[str, list[tuple[str, int, Tensor]]] = {}
-    for group, sides in slices.items():
-        for (name, dim), where in sides.items():
-            places.setdefault(name, []).append((group, dim, where))
-    for name, some in places.items():
-        entries, wanted = values(name), {dim for _, dim, _ in some}
+    dims: dict[str, set[int]] = defaultdict(set)
+    for name, dim in (side for sides in slices.values() for side in sides):
+        dims[name].add(dim)
+    sums: dict[Side, Tensor] = {}
+    for name, wanted in dims.items():
+        entries = values(name)
         # (sums along the dimensions that hold no channels come first, because they are the same)
         idle = [dim for dim in range(entries.dim()) if dim not in wanted]
         entries = entries.sum(idle, keepdim=True) if idle else entries
-        for group, dim, where in some:
-            others = [other for other in range(entries.dim()) if other != dim]
-            found[group] += (entries.sum(others) if others else entries)[where].sum(1)
-    return found
+        for dim in wanted:
+            sums[name, dim] = entries.movedim(dim, 0).reshape(entries.shape[dim], -1).sum(1)
+    return {
+        group: torch.stack([sums[side][where].sum(1) for side, where in sides.items()]).sum(0)
+        for group, sides in slices.items()
+    }
+
+
+def halved(
+    items: Sequence[Item], failure: Callable[[Sequence[Item]], Failure]
+) -> Iterator[tuple[Sequence[Item], Failure]]:
+    """Runs of items that do not fail together, and single items with their failure."""
+    reason = failure(items) if items else None
+    if reason and len(items) > 1:
+        half = len(items) // 2
+        yield from halved(items[:half], failure)
+        yield from halved(items[half:], failure)
+    elif reason is not None:
+        yield items, reason
 
 
 def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
@@ -115,7 +129,14 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
         side: positions[side].numpy()
         for side in sorted(positions, key=lambda side: (order[side[0]], side[1]))
     }
-    layouts = _layouts(sides.values(), mixed)
+    # channel -> its layout: those of one layout have equally many positions along each side
+    # (sums of random multiples of the counts are equal where all counts are)
+    size = max((int(channels.max()) for channels in sides.values()), default=0) + 1
+    layouts = np.isin(np.arange(size), list(mixed)).astype(np.int64)
+    factors = np.random.default_rng(0)
+    for channels in sides.values():
+        here, counts = np.unique(channels, return_counts=True)
+        layouts[here] += counts * factors.integers(1 << 62)
     groups: dict[int, dict[Side, Tensor]] = {}
     reasons: dict[int, str] = {}
     # channel -> where it comes first
@@ -141,18 +162,3 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
             writers = writers or [next(iter(slices))[0]]
             writer = next((name for name in writers if name.endswith("weight")), writers[0])
             yield ChannelGroup(writer, slices, readers, reasons[layout])
-
-
-def _layouts(sides: Collection[np.ndarray], mixed: Mapping[int, str]) -> np.ndarray:
-    """Channel -> number of its layout: those of one layout have equally many positions along each
-    side.
-    """
-    size = max((int(channels.max()) for channels in sides), default=0) + 1
-    layouts = np.isin(np.arange(size), list(mixed)).astype(np.int64)
-    known = 2
-    for channels in sides:
-        here, counts = np.unique(channels, return_counts=True)
-        _, finer = np.unique(layouts[here] * (len(channels) + 1) + counts, return_inverse=True)
-        layouts[here] = known + finer
-        known += len(here)
-    return layouts

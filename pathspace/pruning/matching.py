@@ -47,6 +47,16 @@ class Matching(Shown):
     after: float
 
 
+def expect_alike(owner: str, one: nn.Module, two: nn.Module) -> None:
+    """Refuse a second model with other tensors than the first."""
+    own, others = (tensors_of(model).items() for model in (one, two))
+    if {name: p.shape for name, p in own} != {name: p.shape for name, p in others}:
+        raise InputError(
+            f"{owner} found a {type(two).__name__} with other tensors, expected the same"
+            " architecture."
+        )
+
+
 @torch.no_grad()
 def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
     """A copy of a model with its channels in another order."""
@@ -228,23 +238,3 @@ def _read(
     outputs(model, *inputs)
     # (a layer may be called several times)
     return {name: torch.cat(rows) for name, rows in found.items()}
-
-
-@torch.no_grad()
-def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
-    """``(1 - t) a + t b`` for every parameter and buffer but integers and masks, which are
-    those of the first model.
-
-    Raises:
-        InputError: the second model lacks a tensor of the first, or has it in another shape.
-    """
-    found, ends = safe_deepcopy(one), tensors_of(two)
-    for name, tensor in tensors_of(found).items():
-        if name not in ends or ends[name].shape != tensor.shape:
-            raise InputError(
-                f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model,"
-                " expected two models of one architecture."
-            )
-        if tensor.is_floating_point() or tensor.is_complex():
-            tensor.lerp_(ends[name].to(tensor), t)
-    return found

@@ -18,7 +18,7 @@ from ..models.running import cast, distance, outputs, replacements
 from ..models.stand_in import switch_off_caches
 from ..models.walk import holders, tensors_of
 from .declared_sizes import declare
-from .groups import Cut
+from .groups import Cut, halved
 
 TOLERANCE = 1e-5
 # on so many pixels in each direction do models of images run first where they are compared
@@ -150,12 +150,12 @@ def multiples_of(model: nn.Module, cut: Cut) -> list[Multiple]:
 
 
 @torch.no_grad()
-def redrawn_copy(model: nn.Module, seed: int = 0) -> nn.Module:
+def redrawn_copy(model: nn.Module) -> nn.Module:
     """A float64 copy with random values in vectors and in tensors of zeros, and matrices that keep
     the size of what they read, so that no small number hides a difference (attention with small
     weights is uniform).
     """
-    generator, drawn = torch.Generator().manual_seed(seed), dict[int, Tensor]()
+    generator, drawn = torch.Generator().manual_seed(0), dict[int, Tensor]()
     for name, own in tensors_of(model).items():
         if not own.is_floating_point():
             continue
@@ -191,18 +191,15 @@ def corner(value: Any) -> Any:
 class CutTester:
     """The one copy of a model, with redrawn weights, on which all cuts are tested. It is as before
     after each test.
-
-    Attributes:
-        model: the copy.
-        types: the model's own types of its tensors, by name.
-        inputs: example inputs, the smallest first; those on which it does not run are left out. The
-            last are the given ones, for code that fails in float64.
-        adjustments: those that were found for the groups so far.
     """
 
     model: nn.Module
+    # the model's own types of its tensors, by name
     types: Mapping[str, torch.dtype]
+    # the smallest first; those on which the copy does not run are left out. The last are the given
+    # ones, for code that fails in float64
     inputs: list[tuple[Sequence[Any], Mapping[str, Any]]]
+    # those that were found for the groups so far
     adjustments: dict[str, Sequence[Multiple]] = field(default_factory=dict)
 
     @classmethod
@@ -231,14 +228,9 @@ class CutTester:
                     tensor.data = tensor.data.to(self.types[name])
         return self.run(change)
 
-    def failure(self, cuts: Sequence[Cut]) -> str:
+    def failure(self, cuts: Sequence[Cut], wanted: Sequence[Tensor] | None = None) -> str:
         """Why the outputs of the smaller and of the masked model differ; ``""`` if they agree."""
-        return self._differs(cuts, self._wanted(cuts))
-
-    def _wanted(self, cuts: Sequence[Cut]) -> list[Tensor]:
-        return self.reference(lambda model: mask_channels(model, cuts))
-
-    def _differs(self, cuts: Sequence[Cut], wanted: Sequence[Tensor]) -> str:
+        wanted = self.masked(cuts) if wanted is None else wanted
         try:
             found = self.run(lambda model: remove_channels(model, cuts, self.adjustments))
         except Exception as error:
@@ -248,50 +240,53 @@ class CutTester:
         far = distance(found, wanted)
         return "" if far <= TOLERANCE else f"the outputs of the smaller model differ by {far:.1e}"
 
+    def masked(self, cuts: Sequence[Cut]) -> list[Tensor]:
+        """The outputs of the copy at its full size, without the channels."""
+        return self.reference(lambda model: mask_channels(model, cuts))
+
     def adjust(self, cut: Cut) -> str:
         """Find the attributes that have to shrink with one group; return why there are none, or
         ``""``.
 
-        Those of earlier groups are tried, then more and more of the likeliest, then all but one,
-        until the outputs agree. Those without which they agree as well keep their values.
+        None are tried first, then those of earlier groups, more and more of the likeliest, and all
+        but one, until the outputs agree. Those without which they agree as well keep their values.
         """
-        wanted, name = self._wanted([cut]), cut.group.name
+        wanted, name, reasons = self.masked([cut]), cut.group.name, list[str]()
 
         def differs(some: Sequence[Multiple]) -> str:
             self.adjustments[name] = some
-            return self._differs([cut], wanted)
+            return self.failure([cut], wanted)
 
-        known = list(dict.fromkeys(map(tuple, self.adjustments.values())))
+        known = dict.fromkeys(map(tuple, self.adjustments.values()))
         every = multiples_of(self.model, cut)
         prefixes = [every[:end] for end in range(1, len(every) + 1)]
         others = [every[:one] + every[one + 1 :] for one in range(len(every) - 1)]
-        if not (reason := differs(())):
+        for found in ((), *known, *prefixes, *others):
+            if reason := differs(found):
+                reasons.append(reason)
+                continue
+            for multiple in reversed(found):
+                fewer = [other for other in found if other != multiple]
+                found = found if differs(fewer) else fewer
+            self.adjustments[name] = found
             return ""
-        for found in (*known, *prefixes, *others):
-            if not differs(found):
-                for multiple in reversed(found):
-                    fewer = [other for other in found if other != multiple]
-                    found = found if differs(fewer) else fewer
-                self.adjustments[name] = found
-                return ""
         del self.adjustments[name]
-        return reason
+        return reasons[0]
 
-    def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
+    def refusals(self, cuts: Sequence[Cut]) -> dict[str, str]:
         """Name of a group -> why its channels cannot be removed."""
-        if not cuts or not self.failure(list(cuts.values())):
+        if not cuts or not self.failure(cuts):
             return {}
-        reasons = {name: self.adjust(cut) for name, cut in cuts.items()}
-        refused = {name: reason for name, reason in reasons.items() if reason}
-        good, pending = list[Cut](), [[pair for pair in cuts.items() if pair[0] not in refused]]
-        # (groups that fail together with those before them, found by halving)
-        while pending:
-            some = pending.pop()
-            reason = self.failure([*good, *(cut for _, cut in some)])
-            if not reason:
-                good += [cut for _, cut in some]
-            elif len(some) == 1:
-                refused[some[0][0]] = reason
+        refused = {cut.group.name: reason for cut in cuts if (reason := self.adjust(cut))}
+        good = list[Cut]()
+
+        def failure(some: Sequence[Cut]) -> str:
+            return self.failure([*good, *some])
+
+        # (groups that fail together with those before them)
+        for some, reason in halved([c for c in cuts if c.group.name not in refused], failure):
+            if reason:
+                refused[some[0].group.name] = reason
             else:
-                pending += [some[len(some) // 2 :], some[: len(some) // 2]]
+                good += some
         return refused

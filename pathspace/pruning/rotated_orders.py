@@ -36,9 +36,7 @@ def orders_between_bases(
     a, b = folded(one, spaces), folded(two, spaces)
     known: dict[str, Tensor] = {}
     for space in spaces.free:
-        alone = [
-            part for part in space.slices if movers[part.parameter] == {(space.name, part.dim)}
-        ]
+        alone = [each for each in space.slices if len(movers[each.parameter]) == 1]
         if alone:
             known[space.name] = solved(space, spaces, alone, {}, a, b)
     change = BasisChange(spaces, known, a.__getitem__)
