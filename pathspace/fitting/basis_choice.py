@@ -140,7 +140,7 @@ Current = Mapping[str, tuple[Tensor, Tensor]]
 Mixing = tuple[Space, FeatureSlice]
 
 
-def mixed(values: Tensor, mixing: Mixing, current: Current, derivatives: bool = False) -> Tensor:
+def in_basis(values: Tensor, mixing: Mixing, current: Current, derivatives: bool = False) -> Tensor:
     """Values, or the derivatives by them, in the current basis."""
     space, part = mixing
     rows, at = values.movedim(part.dim, 0), part.positions.reshape(-1)
@@ -168,10 +168,10 @@ class RoundedValues:
         values, slopes = self.values, self.slopes
         for mixing in self.mixings:
             space, part = mixing
-            values = mixed(values, mixing, current)
+            values = in_basis(values, mixing, current)
             # (their length stays, unless several groups are mixed)
             if not space.keeps_length or part.dim == self.axis:
-                slopes = mixed(slopes, mixing, current, derivatives=True)
+                slopes = in_basis(slopes, mixing, current, derivatives=True)
         rows, own = (
             each.reshape(1, -1) if self.axis is None else each.movedim(self.axis, 0).flatten(1)
             for each in (values, slopes)

@@ -49,7 +49,7 @@ def first_alike(matrix: csr_array) -> np.ndarray:
     return np.where(np.diff(differ.indptr) > 0, np.arange(len(first)), first)
 
 
-def differences(matrix: csr_array) -> csr_array:
+def row_differences(matrix: csr_array) -> csr_array:
     """Differences of rows that are alike but for one variable, which say that two are equal."""
     factors = _factors(matrix.shape[1] + 1)
     row, sign = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr)), np.sign(matrix.data)

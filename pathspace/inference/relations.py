@@ -22,10 +22,10 @@ from ..graph.parts import sums_of
 from .elimination import (
     LARGEST_POWER,
     Round,
-    differences,
     eliminated,
     first_alike,
     reduced,
+    row_differences,
     scattered,
 )
 from .union_find import UnionFind, looked_up, representatives
@@ -133,7 +133,7 @@ class Relations(UnionFind):
             first = representatives(classes)
             self._relations = [csr_array(matrix @ renaming(first, self.size))]
             # (with equations between units, edges of a skeleton can reach more of those left)
-            more = csr_array(vstack([matrix, reduced(differences(matrix))], format="csr"))
+            more = csr_array(vstack([matrix, reduced(row_differences(matrix))], format="csr"))
             terms = np.diff(more.indptr)
             start, end = more.indptr[:-1][terms < 3], more.indptr[1:][terms < 3] - 1
             # (two terms of equal size have no common factor)

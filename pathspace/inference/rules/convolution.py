@@ -12,7 +12,7 @@ from ..registry import rule
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, reshaped
 from .contraction import products, with_bias
-from .edges import arguments
+from .edges import arguments_of
 from .pooling import per_dimension, windows
 
 # properties of every convolution
@@ -57,7 +57,7 @@ def convolution(
     **kwargs: Any,
 ) -> Tensor:  # fmt: skip
     """``y = W * x + b`` with windows of any stride, padding, dilation and groups, or transposed."""
-    given = arguments(semantics, x, weight, bias, *args, **kwargs)
+    given = arguments_of(semantics, x, weight, bias, *args, **kwargs)
     ids, rank, groups = semantics.activation(x), len(weight.shape) - 2, given["groups"]
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)

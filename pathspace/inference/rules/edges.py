@@ -34,7 +34,7 @@ LARGEST = 2_000_000
 EPS = 1e-4
 
 
-def arguments(semantics: Semantics, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def arguments_of(semantics: Semantics, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of the operation by their names, with defaults."""
     node = semantics.place.node
     return kwargs if node is None else named_arguments(node.target, args, kwargs)

@@ -25,7 +25,7 @@ from ..values import (
     shape_of,
     value_of,
 )
-from .edges import arguments, edges, with_others
+from .edges import arguments_of, edges, with_others
 
 aten = torch.ops.aten
 # properties of selection at constant positions
@@ -139,7 +139,7 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
     """Rows, perhaps weighted."""
     out = _rows(semantics, weight).expand(shape_of(semantics.place.result[0]))
-    factors = arguments(semantics, weight, *args, **kwargs).get("per_sample_weights")
+    factors = arguments_of(semantics, weight, *args, **kwargs).get("per_sample_weights")
     if factors is not None:
         one = semantics.reduce(semantics.activation(factors), range(len(factors.shape)))
         out = semantics.product((1, out), (1, one))

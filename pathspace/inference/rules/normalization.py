@@ -20,7 +20,7 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, constant, reshaped
-from .edges import arguments, edges, times, with_others
+from .edges import arguments_of, edges, times, with_others
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(
@@ -70,7 +70,7 @@ def norm_with_statistics(
     **kwargs: Any,
 ) -> Any:
     """Each channel has one free scale, in all samples or in each."""
-    given = arguments(semantics, x, weight, bias, mean, var, *args, **kwargs)
+    given = arguments_of(semantics, x, weight, bias, mean, var, *args, **kwargs)
     # (the form without training has no such argument)
     of_data = given.get("training", given.get("use_input_stats", False)) is not False
     frozen = isinstance(mean, Tensor | Weight) and not of_data

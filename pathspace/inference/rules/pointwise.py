@@ -26,7 +26,7 @@ from ..values import (
     value_of,
 )
 from .edges import (
-    arguments,
+    arguments_of,
     as_factor,
     edges,
     has_fixed_scale,
@@ -239,7 +239,7 @@ def _never_met(bound: float, largest: float, upper: bool) -> bool:
 @rule("aten.hardtanh", kind="activation", elementwise=True, slope=1.0)
 def clamp(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """``min(max(x, low), high)``, homogeneous if all bounds are zero or infinite."""
-    given = arguments(semantics, x, *args, **kwargs)
+    given = arguments_of(semantics, x, *args, **kwargs)
     bounds: list[Any] = [given.get(side, given.get(f"{side}_val")) for side in ("min", "max")]
     low, high = bounds
     ids = semantics.activation(x)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, along, compress, shape_of
-from .edges import arguments, with_positions
+from .edges import arguments_of, with_positions
 
 
 def per_dimension(value: int | Sequence[int], rank: int) -> list[int]:
@@ -97,7 +97,7 @@ AVERAGED: dict[str, Any] = {
 def pool(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Mean or maximum over windows, and its position; margins are zero, or minus infinity."""
     rank = int(semantics.place.op.partition("_pool")[2][0])
-    given = arguments(semantics, x, *args, **kwargs)
+    given = arguments_of(semantics, x, *args, **kwargs)
     kernel = per_dimension(given["kernel_size"], rank)
     stride = per_dimension(given.get("stride") or kernel, rank)
     margins = [(p, p) for p in per_dimension(given.get("padding", 0), rank)]

@@ -12,7 +12,7 @@ from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, constant, shape_of
 from .contraction import linear
-from .edges import arguments
+from .edges import arguments_of
 
 # one direction of one layer: from a sequence, a number, weights, and whether it runs
 # backwards, to its outputs and its last state
@@ -38,7 +38,7 @@ def _stacked(
 
 def _settings(semantics: Semantics, *args: Any) -> list[Any]:
     """Whether there are biases, how many layers, two directions, and whether samples come first."""
-    given = arguments(semantics, *args)
+    given = arguments_of(semantics, *args)
     if "batch_first" not in given:
         # (no traced model has this overload)
         raise ValueError("a packed sequence")

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..registry import rule, state
 from ..semantics import Semantics
 from ..values import Value, Weight, constant, distinct, shape_of
-from .edges import EPS, arguments, times, with_positions
+from .edges import EPS, arguments_of, times, with_positions
 from .pointwise import looked_at, rational_power
 
 # largest number of factors in a product over a dimension
@@ -21,7 +21,7 @@ FACTORS = 64
 
 def _dims(semantics: Semantics, x: Value, args: Any, kwargs: dict[str, Any]) -> list[int]:
     """The dimensions along which an operation goes: its argument of this name, or all."""
-    dims = arguments(semantics, x, *args, **kwargs).get("dim")
+    dims = arguments_of(semantics, x, *args, **kwargs).get("dim")
     return [dims] if isinstance(dims, int) else list(dims or range(len(x.shape)))
 
 
