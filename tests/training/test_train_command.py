@@ -167,7 +167,9 @@ def test_a_diverged_run_is_a_result(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGINT)
+    # (a process that runs in the background may ignore the signal)
+    before = signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
     step = Training.training_step
 
     def interrupted(self: Training, batch: Any, index: int) -> Any:
