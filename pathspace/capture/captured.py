@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -103,12 +104,19 @@ def source_line() -> str:
     return "" if frame is None else f'File "{inspect.getfile(frame)}", line {frame.f_lineno}'
 
 
-def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of an operation by name, with defaults; keywords alone without a schema."""
+@cache
+def _parameters(target: Any) -> tuple[list[str], dict[str, Any]]:
+    """Names of an operation's parameters, and defaults (torch reads a schema slowly)."""
     schema = getattr(target, "_schema", None)
     own = [] if schema is None else schema.arguments
-    given = {each.name: each.default_value for each in own if each.has_default_value()}
-    return given | dict(zip((each.name for each in own), args, strict=False)) | kwargs
+    defaults = {each.name: each.default_value for each in own if each.has_default_value()}
+    return [each.name for each in own], defaults
+
+
+def named_arguments(target: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an operation by name, with defaults; keywords alone without a schema."""
+    names, defaults = _parameters(target)
+    return defaults | dict(zip(names, args, strict=False)) | kwargs
 
 
 def place(node: fx.Node) -> tuple[str, str]:
