@@ -20,18 +20,17 @@ from ..errors import (
     expect_arguments,
     expect_numbers,
 )
-from ..gauge.balance import canonical_copy
 from ..models.copies import safe_deepcopy
 from ..models.finite import check_finite
 from ..models.inputs import arranged
 from ..models.refusals import check_runs
 from ..models.running import distance
 from ..models.walk import tensors_of
-from ..reduction import trace
 from ..shown import Shown, text_table
 from .declared_sizes import check_no_masks, declare_norms, follow_config
 from .exchangeable import channel_groups, unused
-from .groups import ChannelGroup, Cut, Slices, channel_sums, real
+from .groups import ChannelGroup, Cut, Slices
+from .importance import importance
 from .kept_channels import kept_numbers, share_of, what_stays, whole_order
 from .matching import (
     Matching,
@@ -47,7 +46,6 @@ from .removal import TOLERANCE, CutTester, mask_channels, remove_channels
 if TYPE_CHECKING:
     from rich.table import Table
 
-CRITERIA = ("weights", "paths", "gradients")
 Keep = float | Mapping[str, Any]
 
 
@@ -129,36 +127,7 @@ class ChannelGroups(Shown):
             InputError: unknown ``by``, or gradients are missing.
         """
         check_finite(self.model, ())
-        if by not in CRITERIA:
-            raise InputError(
-                f"importance found by={by!r}, expected one of {', '.join(map(repr, CRITERIA))}."
-            )
-        model, (args, kwargs), gradients = self.model, self._inputs, by == "gradients"
-        if by == "paths":
-            model = canonical_copy(model, trace(model, *args, kwargs=kwargs))
-        tensors = {n: own for n, own in tensors_of(model).items() if isinstance(own, nn.Parameter)}
-
-        def values(name: str) -> Tensor:
-            own = tensors[name]
-            if not gradients:
-                return real(own).square()
-            if own.grad is None:
-                raise InputError(
-                    f"importance by gradients found none at {name!r}; call backward() on a loss"
-                    " first."
-                )
-            return real(own.detach() * own.grad)
-
-        slices = {
-            group.name: {
-                side: where
-                for side, where in group.slices.items()
-                if side[0] in tensors and (not gradients or side in group.readers)
-            }
-            for group in self
-        }
-        found = channel_sums(slices, values).items()
-        return {name: total.abs() if gradients else total.sqrt() for name, total in found}
+        return importance(self.model, self._inputs, by, self.groups)
 
     def remove(
         self, remove: float | None = None, *, keep: Keep | None = None, by: str = "weights"

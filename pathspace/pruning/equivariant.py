@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx
 
-from ..capture.captured import Captured
-from ..inference.registry import RULES, facts_of, is_own, named_arguments, operation_name
+from ..capture.captured import Captured, named_arguments
+from ..inference.registry import RULES, facts_of, is_own, operation_name
 
 # tensors of the model that an operation may read, by the name of the argument
 HELD = {"weight": "parameter", "bias": "parameter"}
