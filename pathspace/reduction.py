@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .capture.aliasing import storage_of
 from .capture.capture import ONE_AT_A_TIME, capture
-from .capture.captured import Captured, storage_of
+from .capture.captured import Captured
 from .capture.sizes import GROWTHS, recapture, sentence, thin
 from .errors import InputError
 from .graph.parts import owner

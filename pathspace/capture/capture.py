@@ -19,7 +19,8 @@ from ..models.isolation import untouched
 from ..models.refusals import check_capturable, check_runs, failed_run, user_frame
 from ..models.values import has_values, with_numbers
 from ..models.walk import every_tensor
-from .captured import Captured, canonical_names, check_memory, memory_of
+from .aliasing import check_memory, memory_of
+from .captured import Captured, canonical_names
 from .packed import of_equal_lengths
 from .tracer import FakeModel, Recorder
 from .writes import name_of, without_writes

@@ -14,7 +14,8 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from .registry import facts_of, named_arguments, operation_name
+from ..capture.captured import named_arguments
+from .registry import facts_of, operation_name
 
 # kinds of operations that do not change elements
 MOVEMENTS = frozenset(["copy", "movement", "repetition", "part"])

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
-from ..capture.captured import Captured, place, read_elsewhere
+from ..capture.aliasing import read_elsewhere
+from ..capture.captured import Captured, place
 from ..errors import InputError, InputTypeError, PathspaceError, UnsupportedError, first_line
 from ..graph.parts import Pin
 from ..models.values import has_values

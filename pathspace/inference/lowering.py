@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from ..capture.captured import named_arguments
 from ..capture.tracer import OPERATION, decompositions, in_smaller_steps
-from .registry import RULES, named_arguments, operation_name
+from .registry import RULES, operation_name
 from .semantics import SHAPES
 from .values import Weight, value_of, with_value
 

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..capture.captured import named_arguments as named_arguments
 from ..errors import InputTypeError
 
 Rule = Callable[..., Any]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from ..capture.captured import named_arguments
 from ..errors import InputError, UnsupportedError
-from ..inference.registry import facts_of, named_arguments, operation_name
+from ..inference.registry import facts_of, operation_name
 from ..models.isolation import torch_kept
 
 # sums within these bounds need no common logarithm

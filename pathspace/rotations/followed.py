@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from ..inference.registry import Facts, named_arguments
+from ..capture.captured import named_arguments
+from ..inference.registry import Facts
 from ..inference.semantics import Place
 from ..inference.sides import varying
 from ..inference.values import Value, Weight, value_of
@@ -57,7 +58,8 @@ def follows(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if any(map(reading.is_product, tensors)) and kind not in OF_PRODUCTS:
         return False
-    named = _named(reading, args, kwargs)
+    target = getattr(reading.place.node, "target", None)
+    named = named_arguments(target, args, kwargs)
     if kind in ("product", "quotient", "choice"):
         # a weight times numbers is another weight
         others = [leaf for leaf in tensors if leaf.numel() > 1 and not reading.has_space(leaf)]
@@ -91,11 +93,6 @@ def _without_diagonals(equation: str) -> bool:
 
 def _is_length(named: Mapping[str, Any]) -> bool:
     return named.get("ord", named.get("p", 2)) in (2, None)
-
-
-def _named(reading: Features, args: Any, kwargs: Any) -> dict[str, Any]:
-    node = reading.place.node
-    return dict(kwargs) if node is None else named_arguments(node.target, args, kwargs)
 
 
 def _chosen(reading: Features, args: Any, named: Mapping[str, Any]) -> bool:

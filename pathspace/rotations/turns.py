@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from ..inference.registry import facts_of, named_arguments, operation_name
+from ..capture.captured import named_arguments
+from ..inference.registry import facts_of, operation_name
 from ..inference.sides import varying
 from ..inference.values import shape_of
 from .coordinates import is_coordinate

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...capture.captured import named_arguments
 from ..eps_detection import guards_a_division
-from ..registry import named_arguments
 from ..semantics import Semantics, is_free
 from ..values import (
     NEUTRAL,
@@ -36,8 +36,8 @@ EPS = 1e-4
 
 def arguments_of(semantics: Semantics, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of the operation by their names, with defaults."""
-    node = semantics.place.node
-    return kwargs if node is None else named_arguments(node.target, args, kwargs)
+    target = getattr(semantics.place.node, "target", None)
+    return named_arguments(target, args, kwargs)
 
 
 def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
