@@ -13,7 +13,7 @@ def moved(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> 
     ``tensor * head / tail`` is taken if its sum is closer to what is wanted.
     """
     if not constant:
-        return tensor.detach() * head.to(tensor) / tail.to(tensor)
+        return (tensor.detach() * head.to(tensor)).div_(tail.to(tensor))
     # torch's kernels add the constant in float32 where the tensor is no wider
     own = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     c = float(torch.tensor(constant, dtype=own))

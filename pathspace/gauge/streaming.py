@@ -23,7 +23,7 @@ from ..graph.structure import LOG_2, Structure
 from ..models.finite import count_nonfinite, expect_finite, expect_scales
 from .attained import attained
 from .balance import Balancing
-from .moves import move_
+from .moves import moved
 from .pairs import Pairs, Table
 from .programme import Minimum, minimise
 
@@ -142,9 +142,9 @@ def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
     def change(place: slice, piece: Tensor) -> Tensor:
         # types with few digits are computed in float32 and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
-        expect_finite("rescale_files", name, wide)
-        after = move_(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
+        after = moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
         if count_nonfinite(after):
+            expect_finite("rescale_files", name, piece)
             raise InputError(
                 f"rescale_files found log-scales that take {name!r} beyond the range of"
                 f" {piece.dtype}, expected finite entries; use smaller ones, or convert the"
