@@ -25,6 +25,10 @@ _READS_DATA, _SETS_DATA = Tensor.data.__get__, Tensor.data.__set__  # type: igno
 LARGEST = 1 << 24
 
 
+class _Unknown(Exception):
+    """A value follows from an input or a parameter."""
+
+
 class KnownNumbers(TorchFunctionMode):
     """Answers questions about values, where these follow from known tensors (``known``: the value
     of a tensor without values, by its id); ``failures`` are raised where a result depends on them.
@@ -90,71 +94,57 @@ class KnownNumbers(TorchFunctionMode):
 
     def _values(self, operands: Any) -> Any:
         """Operands with values in place of traced tensors; ``None`` if one is unknown."""
-        leaves = [leaf for leaf in pytree.tree_leaves(operands) if isinstance(leaf, Tensor)]
-        nodes = {id(leaf): self._node_of(leaf) for leaf in leaves}
-        found = self._replayed([node for node in nodes.values() if node is not None])
-        if found is None or any(
-            nodes[id(leaf)] is None and self._value(leaf) is None for leaf in leaves
-        ):
+        try:
+            with with_numbers(), torch.no_grad():
+                return pytree.tree_map_only(Tensor, self._replayed, operands)
+        except _Unknown:
             return None
 
-        def value(leaf: Tensor) -> Any:
-            node = nodes[id(leaf)]
-            return self._value(leaf) if node is None else found[node]
-
-        return pytree.tree_map_only(Tensor, value, operands)
-
-    def _value(self, tensor: Any) -> Tensor | None:
-        """The value of a buffer or constant; ``None`` for other tensors without values."""
+    def _held(self, tensor: Any) -> Tensor:
+        """The value of a buffer or constant."""
         held = self._known.get(id(tensor))
         if held is None and isinstance(tensor, Tensor) and has_values(tensor):
             held = tensor
-        if held is not None:
-            self.read.append(held)
+        if held is None:
+            raise _Unknown
+        self.read.append(held)
         return held
 
-    def _replayed(self, wanted: list[fx.Node]) -> dict[fx.Node, Any] | None:
-        """Values of nodes, computed by all operations on which they depend, writes included."""
-        if not wanted:
-            return {}
-        needed = _dependencies(wanted)
-        found: dict[fx.Node, Any] = {}
-        with with_numbers(), torch.no_grad():
-            for node in wanted[0].graph.nodes:
-                if node not in needed:
-                    continue
-                value = self._one(node, found)
-                if value is None:
-                    return None
-                found[node] = value
-        return found
+    def _replayed(self, tensor: Tensor) -> Any:
+        """A value, computed by all operations on which it depends, writes included."""
+        wanted = self._node_of(tensor)
+        if wanted is None:
+            return self._held(tensor)
+        needed, found = _dependencies(wanted), dict[fx.Node, Any]()
+        for node in wanted.graph.nodes:
+            if node in needed:
+                found[node] = self._one(node, found)
+        return found[wanted]
 
     def _one(self, node: fx.Node, found: Mapping[fx.Node, Any]) -> Any:
-        """The value of one node; ``None`` if it is unknown."""
+        """The value of one node."""
         if node.op in ("get_attr", "placeholder"):
-            held = self._value(self._constant(node))
-            return None if held is None else held.clone()
-        tags = getattr(node.target, "tags", ())
+            return self._held(self._constant(node)).clone()
         shown = [
             leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)
         ]
-        random = torch.Tag.nondeterministic_seeded in tags
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         if random or node.op != "call_function" or any(leaf.numel() > LARGEST for leaf in shown):
-            return None
+            raise _Unknown
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
         operation: Any = node.target
         return operation(*args, **kwargs)
 
 
-def _dependencies(wanted: list[fx.Node]) -> set[fx.Node]:
-    """The nodes on which others depend: their operands, and what writes into the same memory."""
+def _dependencies(wanted: fx.Node) -> set[fx.Node]:
+    """The nodes on which one depends: their operands, and what writes into the same memory."""
     written: dict[int, list[fx.Node]] = {}
-    for node in wanted[0].graph.nodes:
+    for node in wanted.graph.nodes:
         if writes(node) and isinstance(node.args[0], fx.Node):
             for memory in storages(node.args[0]):
                 written.setdefault(memory, []).append(node)
     found: set[fx.Node] = set()
-    waiting = list(wanted)
+    waiting = [wanted]
     while waiting:
         node = waiting.pop()
         if node not in found:

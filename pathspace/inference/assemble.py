@@ -93,12 +93,11 @@ def combine(
         return turned[0][1], turned[0][2]
     tables = []
     for side in (0, 1):
-        met = [(region, ends[side]) for region, *ends in turned]
-        wide = [
-            any(ids.shape[dim] > 1 or region[dim] != whole for region, ids in met)
-            for dim, whole in enumerate(every)
+        met = [(cuts, ends[side]) for cuts, *ends in turned]
+        sizes = [
+            size if any(ids.shape[dim] > 1 or cuts[dim] != every[dim] for cuts, ids in met) else 1
+            for dim, size in enumerate(shape)
         ]
-        sizes = [size if varies else 1 for size, varies in zip(shape, wide, strict=True)]
         tables.append(torch.full(sizes, NEUTRAL))
     for region, *both in turned:
         parts = []
@@ -148,20 +147,14 @@ def _pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
         if found is not None:
             yield name, (found[0], found[1][0], found[1][1])
             return
-    positions = use.weight.positions(scales.offsets)
-    ends = [ids.expand(positions.shape).flatten() for ids in (use.tail, use.head)]
-    positions = positions.flatten()
-    for name in scales.parameters_of(use.weight):
-        shape = scales.shapes[name]
-        local = positions - scales.offsets[name]
-        inside = (local >= 0) & (local < prod(shape))
-        tables = []
-        for ids in ends:
-            table = torch.full((prod(shape),), NEUTRAL)
-            table[local[inside]] = ids[inside]
+    for name, inside, local in scales.parts(use.weight):
+        shape, tables = scales.shapes[name], []
+        for ids in (use.tail, use.head):
+            met, table = ids.expand(inside.shape)[inside], torch.full((prod(shape),), NEUTRAL)
+            table[local] = met
             # a scalar can occur several times: the table has its last ids, and all
             # others are unified with them
-            scales.equations.unify(table[local[inside]], ids[inside])
+            scales.equations.unify(table[local], met)
             tables.append(table.reshape(shape))
         yield name, (whole_region(shape), tables[0], tables[1])
 

@@ -131,24 +131,23 @@ class Channels(Sided):
             key=lambda ids: self._buffered(distinct(ids)),
         )
         shape = broadcast_shape(*(ids.shape for ids in every))
-        plain = [bool((distinct(ids) == FIXED).all()) for ids in every]
-        result = constant(shape)
-        for ids, whole in zip(every, plain, strict=True):
-            if whole:
-                continue
+        fixed, moving = list[Tensor](), list[Tensor]()
+        for ids in every:
+            (fixed if bool((distinct(ids) == FIXED).all()) else moving).append(ids)
+        if not moving:
+            return constant(shape, FIXED)
+        result = moving[0].expand(shape)
+        for ids in moving[1:]:
             wide, small = ids.expand(shape), distinct(result)
-            if bool((small == ROOT).all()):
-                result = wide
-                continue
             self._unify(wide, result)
             empty = (small == ROOT) | (small == NEUTRAL)
             if bool(empty.any()):
                 result = compress(torch.where(empty, distinct(wide), small)).expand(shape)
-        for ids, whole in zip(every, plain, strict=True):
+        for ids in fixed:
             long = {dim + len(shape) - ids.dim() for dim, size in enumerate(ids.shape) if size > 1}
-            if whole and long & varying(result):
+            if long & varying(result):
                 self.fix(result)
-        return result.expand(shape) if any(not whole for whole in plain) else constant(shape, FIXED)
+        return result
 
     def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
         """Merge what is reduced; a sum of all channels does not change with their order."""
@@ -173,7 +172,7 @@ class Channels(Sided):
         writes = [
             (sides, view) for sides, view in places if varying(view) and not varying(view) & summed
         ]
-        own = set().union(*(varying(view) for _, view in places)) if places else set()
+        own = set[int]().union(*(varying(view) for _, view in places))
         beside = varying(ids) - summed - own
         if beside and not varying(ids) & summed:
             # (one id per element: the weight mixes positions, not channels)
@@ -216,10 +215,7 @@ class Channels(Sided):
             self.fix(view)
 
     def _out(self, ids: Tensor, summed: set[int]) -> Tensor:
-        ids = self._one(ids, summed)
-        for dim in sorted(summed, reverse=True):
-            ids = ids.select(dim, 0)
-        return ids
+        return self.dropped(self._one(ids, summed), summed)
 
     def fix(self, value: Tensor) -> None:
         """Fix positions, which can then not be removed or moved."""
@@ -229,10 +225,10 @@ class Channels(Sided):
         """Fix the channels of the operands of an operation without a rule."""
         self.pinned = True
         for value in values:
-            for ids in (
-                [view for _, view in self.places(value)] if isinstance(value, Weight) else [value]
-            ):
-                self.fix(ids)
+            if isinstance(value, Weight):
+                self._stay(self.places(value))
+            else:
+                self.fix(value)
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
         """Elementwise functions keep channels separate, homogeneous or not."""
@@ -335,20 +331,17 @@ class Channels(Sided):
 
     def _of_elements(self, classes: Tensor) -> bool:
         """Give tensors used as activations channels along one dimension."""
-        changed = False
-        for name in list(self._elements):
-            ids = self._elements[name]
+        found, self._elements = self._elements, {}
+        for name, ids in found.items():
             along = varying(compress(classes[ids]))
             if len(along) > 1:
                 self.fix(ids)
-            changed = True
-            del self._elements[name]
             for dim in self.long(name):
                 if along == {dim}:
                     self._unify(self.laid(name, dim), ids)
                 else:
                     self.fix(self.side(name, dim))
-        return changed
+        return bool(found)
 
     def _rectangular(self, classes: Tensor) -> bool:
         """Let channels vary only along the last part of a split dimension."""

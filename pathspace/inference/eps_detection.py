@@ -52,13 +52,9 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
     return True
 
 
-def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
+def is_parameter_itself(node: Any, sources: Mapping[str, tuple[str, str]]) -> bool:
     """Whether a value is a parameter, perhaps moved or of another type."""
-    while (
-        node.op == "call_function"
-        and facts_of(node).kind in MOVEMENTS
-        and isinstance(node.args[0], fx.Node)
-    ):
+    while facts_of(node).kind in MOVEMENTS:
         node = node.args[0]
     return node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
 

@@ -16,7 +16,6 @@ example, one scale per token before a normalisation, or the hidden units of each
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,6 +27,8 @@ from .union_find import class_index, lookup
 from .values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
+# table -> differences of one row at its tails, and at its heads
+Cells = Mapping[str, list[Tensor]]
 # a number above those of all positions
 MANY = 2**62
 
@@ -75,16 +76,10 @@ def _differences(
     return solution, normed
 
 
-@dataclass
-class _Template:
-    """Differences of one row: table -> cells, their ``solution``, those a normalisation removes."""
-
-    cells: dict[str, list[Tensor]]
-    solution: Solution
-    normed: np.ndarray
-
-
-def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> _Template:
+def _template(
+    scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]
+) -> tuple[Cells, np.ndarray]:
+    """Differences of one row, and which of them a normalisation removes."""
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
@@ -105,8 +100,8 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
             unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(cell.shape)
             system.unify(torch.where(unasked, cell, ROOT), torch.zeros_like(cell))
     differences = system.resolve()
-    normed = differences.classes[units.numpy()[taken]]
-    return _Template(cells, differences, differences.units_in(normed))
+    numbers = {table: [_looked_up(differences, ids) for ids in own] for table, own in cells.items()}
+    return numbers, differences.units_in(differences.classes[units.numpy()[taken]])
 
 
 def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
@@ -115,20 +110,20 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
     if not virtual:
         return {}
     fixed = [ids for name, ends in raw.items() if name not in virtual for ids in ends]
-    template = _template(scales, virtual, [*fixed, *(entry[2] for entry in scales.running())])
+    fixed += [entry[2] for entry in scales.running()]
+    cells, normed = _template(scales, virtual, fixed)
     base = {name: (_row(ends[0]), _row(ends[1])) for name, ends in virtual.items()}
     for name, ends in virtual.items():
         for ids, row in zip(ends, base[name], strict=True):
             scales.equations.unify(ids, row.expand(ids.shape))
-    _anchor(scales, template, base)
+    _anchor(scales, cells, base)
     known = torch.from_numpy(scales.equations.solve())
-    every = _fresh(scales, template)
+    every = _fresh(scales, cells, normed)
     result: dict[str, list[Ends]] = {}
     for name in virtual:
         table = scales.virtual[name]
         numbers, fresh = every[table]
-        cells = (_looked_up(template.solution, ids) for ids in template.cells[table])
-        tails, heads = (torch.searchsorted(numbers, ids.abs()) * ids.sign() for ids in cells)
+        tails, heads = (torch.searchsorted(numbers, ids.abs()) * ids.sign() for ids in cells[table])
         tail, head = base[name]
         first = heads.reshape(-1)[0]
         if (
@@ -148,30 +143,26 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
     return result
 
 
-def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
+def _anchor(scales: Scales, cells: Cells, base: Mapping[str, Ends]) -> None:
     """Make the base unique, which is row 0 up to differences: fix one cell for each."""
-    anchored = np.zeros(template.solution.units + 1, bool)
-    anchored[0] = True
+    anchored = np.zeros(1, np.int64)
     for name, own in base.items():
-        for ids, row in zip(template.cells[scales.virtual[name]], own, strict=True):
-            number = _looked_up(template.solution, ids).abs()
-            wide = row.expand(number.shape).reshape(-1)
-            number = torch.where(wide == NEUTRAL, 0, number.reshape(-1))
+        for ids, row in zip(cells[scales.virtual[name]], own, strict=True):
+            wide = row.expand(ids.shape).reshape(-1)
+            number = torch.where(wide == NEUTRAL, 0, ids.abs().reshape(-1))
             values, places = np.unique(number.numpy(), return_index=True)
-            new = ~anchored[values]
-            anchored[values] = True
-            first = wide[torch.from_numpy(places[new])]
+            first = wide[torch.from_numpy(places[~np.isin(values, anchored)])]
+            anchored = np.union1d(anchored, values)
             scales.equations.unify(first, torch.zeros_like(first))
 
 
-def _fresh(scales: Scales, template: _Template) -> dict[str, tuple[Tensor, Tensor]]:
+def _fresh(scales: Scales, cells: Cells, normed: np.ndarray) -> dict[str, tuple[Tensor, Tensor]]:
     """Table -> its differences, and the ids of each, one for every row."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     zero = torch.zeros(1, dtype=torch.long)
-    for table, cells in template.cells.items():
+    for table, sides in cells.items():
         rows = scales.shapes[table][0]
-        met = [_looked_up(template.solution, ids).reshape(-1).abs() for ids in cells]
-        numbers = torch.cat([zero, *met]).unique()
+        numbers = torch.cat([zero, *(ids.reshape(-1).abs() for ids in sides)]).unique()
         ids = scales.equations.fresh((len(numbers) - 1, rows))
         ids = torch.cat([zero.expand(1, rows), ids])
         for others, known in found.values():
@@ -179,8 +170,7 @@ def _fresh(scales: Scales, template: _Template) -> dict[str, tuple[Tensor, Tenso
             _, own, other = np.intersect1d(numbers.numpy(), others.numpy(), return_indices=True)
             few = min(rows, known.shape[1])
             scales.equations.unify(ids[own, :few], known[other, :few])
-        normed = torch.from_numpy(template.normed)[numbers]
-        scales.approximate.append(ids[normed & (numbers > 0)])
+        scales.approximate.append(ids[torch.from_numpy(normed)[numbers] & (numbers > 0)])
         found[table] = numbers, ids
     return found
 

@@ -21,17 +21,22 @@ from .lowering import decomposed, fold_constant, held_by
 from .registry import RULES, Rule, is_own, operation_name
 from .rules.normalization import WITH_STATISTICS
 from .semantics import Place, Semantics, as_stored, is_free
-from .values import NEUTRAL, Weight, constant, shape_of, unknown, value_of, with_value
+from .values import (
+    NEUTRAL,
+    Weight,
+    constant,
+    constants_like,
+    flat_values,
+    shape_of,
+    unknown,
+    value_of,
+    with_value,
+)
 
 S = TypeVar("S", bound=Semantics)
 
 LARGEST_TABLE = 1 << 24
 WITHOUT_RULE = "no rule says how this operation treats scales"
-
-
-def flat_values(tree: Any) -> list[Tensor | Weight]:
-    """All activations and weights in nested arguments."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor | Weight)]
 
 
 def scalar_offsets(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -203,8 +208,9 @@ class GraphInterpreter(Generic[S]):
         constant_result = fold_constant(node, args, kwargs)
         if constant_result is not None:
             return constant_result
-        if _is_empty(shown):
-            return pytree.tree_map(lambda leaf: constant(shape_of(leaf), NEUTRAL), shown)
+        results = pytree.tree_leaves(shown)
+        if results and all(isinstance(each, Tensor) and 0 in shape_of(each) for each in results):
+            return constants_like(shown, NEUTRAL)
         reason = WITHOUT_RULE
         if name in RULES:
             args, kwargs = as_stored(self.semantics, args, kwargs)
@@ -279,14 +285,7 @@ class GraphInterpreter(Generic[S]):
                 f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) {found};"
                 " register one with pathspace.rule, or trace with strict=False to pin its operands."
             )
-        return pytree.tree_map(
-            lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown
-        )
-
-
-def _is_empty(shown: Any) -> bool:
-    leaves = pytree.tree_leaves(shown)
-    return bool(leaves) and all(isinstance(leaf, Tensor) and 0 in shape_of(leaf) for leaf in leaves)
+        return constants_like(shown)
 
 
 def _checked(result: Any, shown: Any) -> Any:

@@ -63,17 +63,12 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
 def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tuple[Reason, ...]:
     chains = Chains(witness)
     found, seen, passed = [], *np.zeros((2, witness.equations.size), bool)
-    for side in ("out", "in"):
+    for side, end in (("out", "head"), ("in", "tail")):
         # weights before biases: list each scale at the parameter that creates it
         for block in sorted(graph.blocks, key=lambda block: -len(block.shape)):
             if block.name not in raw:
                 continue
-            ids, final = (
-                (raw[block.name].head, block.head)
-                if side == "out"
-                else (raw[block.name].tail, block.tail)
-            )
-            new = _fixed(ids, final)
+            new = _fixed(getattr(raw[block.name], end), getattr(block, end))
             new = new[~seen[new]]
             if len(block.shape) == 1:
                 # the scale of the sum with a bias was listed at the weight

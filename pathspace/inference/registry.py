@@ -147,7 +147,8 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
 
     def register(function: AnyRule) -> AnyRule:
         for name in names:
-            if not is_own(function) and not _exists(name):
+            space, _, own = name.partition(".")
+            if not is_own(function) and not hasattr(getattr(torch.ops, space), own):
                 warnings.warn(
                     f"ps.rule names {name!r}, which is not an operation of torch so far; the"
                     " rule has no effect until an operation of this name is registered.",
@@ -186,11 +187,6 @@ def is_own(function: Rule) -> bool:
     """Whether a rule belongs to this library (names of older versions of torch are not missed)."""
     home = getattr(function, "__module__", None) or ""
     return home.partition(".")[0] == __package__.partition(".")[0]
-
-
-def _exists(name: str) -> bool:
-    space, _, own = name.partition(".")
-    return hasattr(getattr(torch.ops, space), own)
 
 
 def operation_name(target: Any) -> str:

@@ -186,27 +186,20 @@ class Scales(Semantics):
         """Record the edges and return the ids of their heads."""
         self._note_shift(weight)
         ids = self.activation(value)
-        rank = max(ids.dim(), len(weight.shape))
         full = broadcast_shape(weight.shape, ids.shape)
+        ids, rank = ids.expand(full), len(full)
+        reduced = {dim % rank for dim in dims}
+        empty = distinct(ids) == NEUTRAL
+        for dim in reduced:
+            empty = empty.all(dim, keepdim=True)
+        if bool(empty.all()):
+            return constant([n for dim, n in enumerate(full) if dim not in reduced], NEUTRAL)
         # dimensions along which the scalar weight is the same: its tail and
         # head must not vary there
-        lead = rank - len(weight.shape)
-        varies = {lead + dim for dim in varying(weight.index)}
-        ids = ids.expand(full)
+        varies = {rank - len(weight.shape) + dim for dim in varying(weight.index)}
         shared = [dim for dim in range(rank) if dim not in varies]
-        reduced = {dim % rank for dim in dims}
         free = [dim for dim in shared if dim in varying(ids) and dim not in reduced]
-        change = empty = None
-        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        if not ids.numel():
-            return constant(out, NEUTRAL)
-        if has_zeros(distinct(ids)):
-            empty = distinct(ids) == NEUTRAL
-            for dim in reduced:
-                empty = empty.all(dim, keepdim=True)
-            if bool(empty.all()):
-                return constant(out, NEUTRAL)
-        kept = sorted(varies - reduced)
+        change, kept = None, sorted(varies - reduced)
         heads = prod(full[dim] for dim in (*free, *kept))
         if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
             ids, change = self._baseline(ids, free, kept)
@@ -217,13 +210,11 @@ class Scales(Semantics):
         if change is not None:
             # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
-        if empty is not None and bool(empty.any()):
+        if bool(empty.any()):
             # (a sum of zeros only, as of a window within a margin)
             head = torch.where(empty, NEUTRAL, head)
-        result = head.expand([1 if dim in reduced else size for dim, size in enumerate(full)])
-        for dim in sorted(reduced, reverse=True):
-            result = result.select(dim, 0)
-        return result
+        wide = head.expand([1 if dim in reduced else size for dim, size in enumerate(full)])
+        return self.dropped(wide, reduced)
 
     def _baseline(
         self, ids: Tensor, free: Sequence[int], kept: Sequence[int]
@@ -255,9 +246,8 @@ class Scales(Semantics):
         baseline = self.equations.fresh(
             [1 if dim in free else n for dim, n in enumerate(small.shape)]
         )
-        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if has_zeros(small) else None
-        if void is not None:
-            baseline = torch.where(void, NEUTRAL, baseline)
+        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True)
+        baseline = torch.where(void, NEUTRAL, baseline)
         self.equations.relate((1, small), (-1, baseline), (-1, change))
         for target in (baseline, change):
             self.flows.into(small, distinct(target.expand(small.shape)))
@@ -416,17 +406,14 @@ class Scales(Semantics):
             ):
                 self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
 
-    def _table(self, name: str) -> Tensor:
+    def _table(self, name: str, sizes: Sequence[int] | None = None) -> Tensor:
         """Ids of a whole parameter, created at its first use as an activation."""
         if name not in self._tables:
-            self._create(name, self.shapes[name])
+            shape = self.shapes[name]
+            ids = self.equations.fresh(shape if sizes is None else sizes).expand(shape)
+            self.flows.use(use_of(Weight.of(name, shape), constant([1] * len(shape)), ids))
+            self._tables[name] = ids
         return self._tables[name]
-
-    def _create(self, name: str, sizes: Sequence[int]) -> None:
-        shape = self.shapes[name]
-        self._tables[name] = self.equations.fresh(sizes).expand(shape)
-        ends = constant([1] * len(shape)), self._tables[name]
-        self.flows.use(use_of(Weight.of(name, shape), *ends))
 
     def attach_reduced(self, weight: Weight, dims: Collection[int]) -> None:
         """One id for all scalars of a parameter that a reduction adds up, if it has no ids yet.
@@ -434,14 +421,14 @@ class Scales(Semantics):
         A standardised weight has as many ids as rows then, and not as many as scalars.
         """
         name = weight.name
-        if name is None or name in self._tables or weight.kept is not None:
+        if name is None or weight.kept is not None:
             return
         shape, view = self.shapes[name], [*zip(weight.shape, weight.index.stride(), strict=True)]
         strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
         rows = {view[dim] for dim in range(len(view)) if dim not in dims and view[dim][0] > 1}
         whole = prod(weight.shape) == prod(shape) and all(stride for size, stride in view)
         if whole and rows <= set(zip(shape, strides, strict=True)):
-            self._create(
+            self._table(
                 name,
                 [n if (n, stride) in rows else 1 for n, stride in zip(shape, strides, strict=True)],
             )

@@ -9,9 +9,10 @@ enumeration) and :class:`~pathspace.inference.channels.Channels` (which elements
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +21,17 @@ from torch.utils import _pytree as pytree
 
 from ..graph.parts import Pin
 from .registry import facts_of
-from .values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, constant, distinct, move
+from .values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    broadcast_shape,
+    constant,
+    distinct,
+    move,
+    shape_of,
+)
 
 # the most steps of a recurrent operation whose states may all have scales of their own
 FEW_STEPS = 8
@@ -39,6 +50,11 @@ class Place:
     result: Any = None
     node: fx.Node | None = None
     run: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the result."""
+        return shape_of(self.result)
 
 
 class Semantics(ABC):
@@ -88,14 +104,16 @@ class Semantics(ABC):
         """A positively homogeneous reduction (sum, mean, maximum) over dimensions."""
         ids = self.activation(value)
         # (torch reduces a single number along its dimension 0)
-        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()}, reverse=True)
+        wanted = sorted({dim % ids.dim() for dim in dims if ids.dim()})
         shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
         # (a sum of nothing is zero)
         some = all(ids.shape[dim] for dim in wanted)
         ids = self.merged(ids, wanted).expand(shape) if some else constant(shape, NEUTRAL)
-        for dim in () if keepdim else wanted:
-            ids = ids.select(dim, 0)
-        return ids
+        return ids if keepdim else self.dropped(ids, wanted)
+
+    def dropped(self, ids: Tensor, dims: Collection[int]) -> Tensor:
+        """The first entries along dimensions (numbers from 0), which the result does not have."""
+        return ids[tuple(0 if dim in dims else slice(None) for dim in range(ids.dim()))]
 
     @abstractmethod
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
@@ -182,10 +200,8 @@ class Semantics(ABC):
         if weight.name is not None:
             return weight.of_table(table(weight.name))
         ids = torch.full(weight.index.shape, ROOT)
-        for name in self.parameters_of(weight):
-            flat, local = table(name).reshape(-1), weight.index - self.offsets[name]
-            inside = (local >= 0) & (local < len(flat))
-            ids[inside] = flat[local[inside]]
+        for name, inside, local in self.parts(weight):
+            ids[inside] = table(name).reshape(-1)[local]
         return ids
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float) -> None:  # noqa: B027
@@ -215,11 +231,7 @@ class Semantics(ABC):
             return ids if value.kept is None else torch.where(value.kept, ids, NEUTRAL)
         if isinstance(value, Tensor):
             return value
-        neutral = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and value in (0, float("inf"), -float("inf"))
-        )
+        neutral = type(value) in (int, float) and value in (0, float("inf"), -float("inf"))
         return constant((), NEUTRAL if neutral else ROOT)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
@@ -263,6 +275,14 @@ class Semantics(ABC):
         which = torch.bucketize(inside, starts, right=True) - 1
         return [names[number] for number in which.unique().tolist()]
 
+    def parts(self, weight: Weight) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Parameters in a view, masks of their scalars in it, and the places of these in them."""
+        positions = weight.positions(self.offsets)
+        for name in self.parameters_of(weight):
+            local = positions - self.offsets[name]
+            inside = (local >= 0) & (local < prod(self.shapes[name]))
+            yield name, inside, local[inside]
+
 
 # kinds of operations whose results can be integers although they convert no operand
 # (nothing is known of others)
@@ -272,35 +292,25 @@ UNCONVERTED = frozenset(["", "comparison", "creation", "movement", "random", "ro
 SHAPES = frozenset(["aten.expand_as", "aten.reshape_as", "aten.view_as"])
 
 
-def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
-    """A value as another type: small types fix scales, booleans need none."""
-    if _keeps_scales(dtype):
-        return value
-    if dtype == torch.bool:
-        return semantics.observe(semantics.activation(value))
-    why = "to 8 bits " * dtype.is_floating_point
-    return semantics.opaque([semantics.activation(value)], f"rounding {why}is not homogeneous")
-
-
-def _keeps_scales(dtype: torch.dtype) -> bool:
-    """Whether rounding to a type is small beside the numbers, as it is not in 8 bits."""
-    return dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1)
-
-
 def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
-    """The operands in the type of the result, if that is of integers, booleans or 8 bits."""
-    shown = semantics.place.result
-    if not isinstance(shown, Tensor) or _keeps_scales(shown.dtype):
+    """The operands in the type of the result, if that is of integers, booleans or 8 bits: small
+    types fix scales, booleans need none.
+    """
+    shown, op = semantics.place.result, semantics.place.op
+    if not isinstance(shown, Tensor) or op in SHAPES or facts_of(op).kind in UNCONVERTED:
         return args, kwargs
-    if semantics.place.op in SHAPES or facts_of(semantics.place.op).kind in UNCONVERTED:
+    dtype = shown.dtype
+    if dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1):
+        # (rounding is small beside the numbers)
         return args, kwargs
 
     def one(value: Any) -> Any:
-        return (
-            converted(semantics, value, shown.dtype)
-            if isinstance(value, Weight) or is_free(value)
-            else value
-        )
+        if not (isinstance(value, Weight) or is_free(value)):
+            return value
+        ids, why = semantics.activation(value), "to 8 bits " * dtype.is_floating_point
+        if dtype == torch.bool:
+            return semantics.observe(ids)
+        return semantics.opaque([ids], f"rounding {why}is not homogeneous")
 
     return pytree.tree_map(one, (args, kwargs))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import prod
 
 import torch
 from torch import Tensor
@@ -65,11 +64,9 @@ class Sided(Semantics):
             own = weight.name
             return [([(own, d)], weight.of_table(self.laid(own, d))) for d in self.long(own)]
         found: dict[int, tuple[list[Side], Tensor]] = {}
-        for name in self.parameters_of(weight):
-            local = weight.index - self.offsets[name]
-            inside = (local >= 0) & (local < prod(self.sizes[name]))
+        for name, inside, local in self.parts(weight):
             for dim in self.long(name):
                 sides, ids = found.setdefault(dim, ([], torch.full(weight.index.shape, ROOT)))
                 sides.append((name, dim))
-                ids[inside] = self.laid(name, dim).reshape(-1)[local[inside]]
+                ids[inside] = self.laid(name, dim).reshape(-1)[local]
         return [(sides, compress(ids)) for sides, ids in found.values()]

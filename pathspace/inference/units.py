@@ -227,11 +227,8 @@ def effective(equations: Relations, raw: list[Pair]) -> Solution:
 
 def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     """Base units to fix, one for each direction that changes no weight."""
-    system = Relations()
-    system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
-    if solution.forms.shape[0]:
-        _define(system, solution, [lookup(classes, ids) for pair in raw for ids in pair])
+    system = _defined(solution, [lookup(classes, ids) for pair in raw for ids in pair])
     for tail, head in raw:
         near, far = lookup(classes, tail), lookup(classes, head)
         if has_zeros(tail):
@@ -263,22 +260,22 @@ def exact_subgroup(solution: Solution, met: np.ndarray) -> csr_array:
     count = solution.units
     if not met[count + 1 :].any():
         return csr_array(eye_array(count, dtype=np.int64, format="csr")[:, ~met[1 : count + 1]])
-    system = Relations()
-    system.size = 1 + count + solution.forms.shape[0]
     fixed = torch.from_numpy(np.flatnonzero(met))
-    _define(system, solution, [fixed])
+    system = _defined(solution, [fixed])
     system.unify(fixed, torch.zeros_like(fixed))
     kernel = system.resolve()
     return csr_array(signed_rows(kernel.sums, kernel.classes[1 : count + 1])[:, 1:])
 
 
-def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
-    """Define the derived ids that occur as sums of units; the others are 0."""
-    first = solution.units + 1
+def _defined(solution: Solution, ends: list[Tensor]) -> Relations:
+    """Relations of the classes: derived ones that occur are sums of units; the others are 0."""
+    system, first = Relations(), solution.units + 1
     met = _met(solution, ends)[first:]
+    system.size = first + len(met)
     absent = torch.from_numpy(first + np.flatnonzero(~met))
     system.unify(absent, torch.zeros_like(absent))
     own = first + np.flatnonzero(met)
     sums = csr_array(solution.sums[own])
     sums.resize(len(own), system.size)
     system.add(csr_array(sums - scattered(own, system.size).T))
+    return system

@@ -51,10 +51,7 @@ class Unrolled(Semantics):
         self.has_quotients = False
         # index -> its table, for indices with fewer positions than rows
         self._few: dict[tuple[int, object], str | None] = {}
-        # place of an index, or of a column of it -> its number, and the combinations of rows that
-        # those before it choose
-        self._turns: dict[tuple[object, ...], tuple[int, int]] = {}
-        # place of an index -> the rows it chooses from
+        # place of an index, or of a column of it -> the rows it chooses from
         self._choices: dict[tuple[object, ...], int] = {}
         # whether the rows that one index chooses meet those of all others
         self.rows_meet = True
@@ -113,9 +110,7 @@ class Unrolled(Semantics):
     def merged(self, ids: Tensor, dims: Sequence[int]) -> Tensor:
         """Union over dimensions."""
         result = self._together(distinct(ids).unsqueeze(-1), dims, self._union)
-        for dim in sorted(dims):
-            result = result.unsqueeze(dim)
-        return result
+        return result[tuple(None if dim in dims else slice(None) for dim in range(ids.dim()))]
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Every scalar weight is an edge from its operand's node."""
@@ -153,11 +148,10 @@ class Unrolled(Semantics):
 
     def _turn(self, place: tuple[object, ...], count: int, rows: int) -> Tensor:
         """The rows that an index chooses at its positions, one turn after the other."""
-        number, before = self._turns.setdefault(
-            place, (len(self._turns), prod(self._choices.values()))
-        )
         self._choices.setdefault(place, rows)
-        if len(self._choices) > 1 and count < prod(self._choices.values()):
+        number, every = [*self._choices].index(place), [*self._choices.values()]
+        before = prod(every[:number])
+        if len(every) > 1 and count < prod(every):
             self.rows_meet = False
         position = torch.arange(count)
         # every combination of rows, or else every pair of them

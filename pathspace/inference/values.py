@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 ROOT = 0
 NEUTRAL = 2**62
@@ -40,6 +42,11 @@ def _one(value: int) -> Tensor:
 def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
     """A stride-0 activation with one value everywhere, which nothing may write into."""
     return _one(value).expand(tuple(shape))
+
+
+def constants_like(shown: Any, value: int = ROOT) -> Any:
+    """Activations with one value in place of tensors, in nested results."""
+    return pytree.tree_map_only(Tensor, lambda each: constant(shape_of(each), value), shown)
 
 
 def has_zeros(ids: Tensor) -> bool:
@@ -111,20 +118,18 @@ def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     return moved
 
 
-def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]) -> Tensor:
-    """An operation that mixes elements only along ``dims``, on one of each repeated element."""
-    wanted = {dim % ids.dim() for dim in dims} if ids.dim() else set()
-    small = ids
-    for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
-        if stride == 0 and size > 1 and dim not in wanted:
-            small = small.narrow(dim, 0, 1)
-    result = compress(function(small))
-    return result.expand(
-        [
-            n if d in wanted else m
-            for d, (n, m) in enumerate(zip(result.shape, ids.shape, strict=True))
-        ]
-    )
+def along(function: Callable[..., Tensor], dims: Iterable[int], *ids: Tensor) -> Tensor:
+    """An operation on tensors of one shape but for ``dims``, along which alone it mixes elements;
+    on one of each repeated element.
+    """
+    shape = ids[0].shape
+    others = set(range(len(shape))) - {dim % len(shape) for dim in dims if shape}
+    small = list(ids)
+    for dim in others:
+        if shape[dim] > 1 and all(each.stride(dim) == 0 for each in ids):
+            small = [each.narrow(dim, 0, 1) for each in small]
+    result = compress(function(*small))
+    return result.expand([shape[dim] if dim in others else n for dim, n in enumerate(result.shape)])
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
@@ -267,3 +272,8 @@ class Weight:
 
 
 Value = Tensor | Weight
+
+
+def flat_values(tree: Any) -> list[Value]:
+    """All activations and weights in nested arguments."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Value)]

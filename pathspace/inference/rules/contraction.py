@@ -22,15 +22,6 @@ BILINEAR: dict[str, Any] = {
 }
 
 
-def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
-    """Add a bias along one dimension."""
-    if bias is None:
-        return out
-    shape = [1] * out.dim()
-    shape[dim] = -1
-    return semantics.join(out, semantics.activation(bias).reshape(shape))
-
-
 def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequence[int]) -> Tensor:
     """``sum over dims of left * right`` for two activations: scales add up.
 
@@ -51,49 +42,41 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     return semantics.reduce(times(semantics, left, right), summed)
 
 
-def products(semantics: Semantics, factor: Value, value: Tensor, dims: Sequence[int]) -> Tensor:
-    """``sum over dims of factor * value``: a parameter is an edge."""
-    if isinstance(factor, Weight):
-        return edges(semantics, factor, value, dims)
-    return contract_ids(semantics, factor, value, dims)
+def products(semantics: Semantics, left: Value, right: Value, dims: Sequence[int]) -> Tensor:
+    """``sum over dims of left * right``: a parameter is an edge, the second one of two."""
+    if isinstance(right, Weight):
+        left, right = right, semantics.activation(left)
+    if isinstance(left, Weight):
+        return edges(semantics, left, right, dims)
+    return contract_ids(semantics, left, right, dims)
 
 
 @rule("aten.linear", **BILINEAR, bias=2)
 def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a computed weight counts as an activation."""
-    ids = semantics.activation(x)
-    if len(weight.shape) == 1:
-        out = products(semantics, weight, ids, [-1])
-        return out if bias is None else semantics.join(out, semantics.activation(bias))
-    lead = (None,) * (ids.dim() - 1)
-    view = semantics.moved(lambda t: t[lead], weight)
-    return with_bias(semantics, products(semantics, view, ids.unsqueeze(-2), [-1]), bias, -1)
+    turned = semantics.moved(lambda t: t.mT, weight) if len(weight.shape) > 1 else weight
+    out = matmul(semantics, x, turned)
+    return out if bias is None else semantics.join(out, bias)
 
 
 @rule("aten.addmm", "aten.addmv", "aten.baddbmm", "aten._sparse_addmm", **BILINEAR, bias=0)
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
-    product = matmul(semantics, x, weight)
-    return (
-        product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
-    )
+    out = matmul(semantics, x, weight)
+    return out if kwargs.get("beta") == 0 else semantics.join(bias, out).expand(out.shape)
 
 
 @rule("aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten._sparse_mm", **BILINEAR)
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
     if len(y.shape) == 1:
-        return products(semantics, y, semantics.activation(x), [-1])
+        return products(semantics, semantics.activation(x), y, [-1])
     if len(x.shape) == 1:
-        ids = semantics.moved(lambda t: t.transpose(-1, -2), y)
-        return products(semantics, x, semantics.activation(ids), [-1])
+        return products(semantics, x, semantics.moved(lambda t: t.mT, y), [-1])
     # (ids that are known to be equal are found by their layout)
     left = x if isinstance(x, Weight) else semantics.activation(x)
     left = semantics.moved(lambda t: t.unsqueeze(-1), left)
-    right = semantics.moved(lambda t: t.unsqueeze(-3), y)
-    if isinstance(right, Tensor):
-        return products(semantics, left, right, [-2])
-    return products(semantics, right, semantics.activation(left), [-2])
+    return products(semantics, left, semantics.moved(lambda t: t.unsqueeze(-3), y), [-2])
 
 
 @rule("aten._trilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one")
@@ -114,26 +97,15 @@ def trilinear(
 
 def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     """The letters of all operands and of the result, with letters in place of dots."""
-    equation = equation.replace(" ", "")
-    inputs, arrow, output = equation.partition("->")
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
+    widths = [rank - len(t.replace("...", "")) for t, rank in zip(terms, ranks, strict=True)]
     spare = [letter for letter in string.ascii_letters if letter not in equation]
-    widest = max(
-        (r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t),
-        default=0,
-    )
-    dots = "".join(spare[:widest])
-
-    def write_out(term: str, rank: int) -> str:
-        width = rank - len(term.replace("...", ""))
-        return term.replace("...", dots[len(dots) - width :])
-
-    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    dots = "".join(spare[: max(widths)])
+    terms = [t.replace("...", dots[len(dots) - n :]) for t, n in zip(terms, widths, strict=True)]
     if not arrow:
-        plain = "".join(terms)
-        output = dots + "".join(
-            sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1)
-        )
+        every = "".join(terms)
+        output = "..." + "".join(sorted(a for a in set(every) - set(dots) if every.count(a) == 1))
     return terms, output.replace("...", dots)
 
 
@@ -156,9 +128,7 @@ def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwa
             for names, operand in ((letters, value), (term, other))
         )
         lost = [i for i, letter in enumerate(every) if letter not in later]
-        if isinstance(right, Weight):
-            left, right = right, left
-        value = products(semantics, left, semantics.activation(right), lost)
+        value = products(semantics, left, right, lost)
         letters = "".join(letter for letter in every if letter in later)
     return semantics.activation(value).permute([letters.index(letter) for letter in output])
 
@@ -166,14 +136,8 @@ def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwa
 def _aligned(semantics: Semantics, operand: Value, names: str, every: Sequence[str]) -> Value:
     """An operand with one dimension for each letter."""
     order = [names.index(letter) for letter in every if letter in names]
-
-    def align(t: Tensor) -> Tensor:
-        t = t.permute(order)
-        for dim, letter in enumerate(every):
-            t = t if letter in names else t.unsqueeze(dim)
-        return t
-
-    return semantics.moved(align, operand)
+    wide = tuple(slice(None) if letter in names else None for letter in every)
+    return semantics.moved(lambda t: t.permute(order)[wide], operand)
 
 
 @rule("aten.scaled_dot_product_attention", kind="attention")
@@ -190,7 +154,7 @@ def attention(
     q, k, v = (semantics.activation(entry) for entry in (query, key, value))
     if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (
-            along(lambda t: t.repeat_interleave(q.shape[-3] // k.shape[-3], -3), entry, [-3])
+            along(lambda t: t.repeat_interleave(q.shape[-3] // k.shape[-3], -3), [-3], entry)
             for entry in (k, v)
         )
     scores = contract_ids(semantics, q.unsqueeze(-2), k.unsqueeze(-3), [-1])

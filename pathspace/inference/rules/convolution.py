@@ -11,7 +11,7 @@ from torch import Tensor
 from ..registry import rule
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, reshaped
-from .contraction import products, with_bias
+from .contraction import products
 from .edges import arguments_of
 from .pooling import per_dimension, windows
 
@@ -31,20 +31,17 @@ def _convolved(
     holes: Sequence[int],
 ) -> Tensor:
     """Correlate ``ids`` (N, C, ...) with ``weight`` (groups, out / groups, C / groups, ...)."""
-    rank, (groups, outs, ins), kernel = (
-        len(weight.shape) - 3,
-        weight.shape[:3],
-        list(weight.shape[3:]),
-    )
+    groups, outs, ins, *kernel = weight.shape
+    rank = len(kernel)
     # (N, C, out..., kernel...)
     seen = windows(semantics, ids, kernel, steps, margins, holes)
     batch, sizes = seen.shape[0], list(seen.shape[2 : 2 + rank])
     seen = reshaped(seen, (batch, groups, 1, ins, *sizes, *kernel))
     # (N, groups, 1, out..., C / groups, kernel...)
-    seen = seen.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
-    summed = list(range(3 + rank, 4 + 2 * rank))
+    seen = seen.movedim(3, 3 + rank)
     place = (None, slice(None), slice(None), *(None,) * rank)
-    out = products(semantics, semantics.moved(lambda t: t[place], weight), seen, summed)
+    own, summed = semantics.moved(lambda t: t[place], weight), range(3 + rank, seen.dim())
+    out = products(semantics, own, seen, summed)
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
@@ -58,62 +55,37 @@ def convolution(
 ) -> Tensor:  # fmt: skip
     """``y = W * x + b`` with windows of any stride, padding, dilation and groups, or transposed."""
     given = arguments_of(semantics, x, weight, bias, *args, **kwargs)
-    ids, rank, groups = semantics.activation(x), len(weight.shape) - 2, given["groups"]
+    ids, kernel, groups = semantics.activation(x), weight.shape[2:], given["groups"]
+    rank = len(kernel)
     batched = ids.dim() == rank + 2
     ids = ids if batched else ids.unsqueeze(0)
-    steps, holes = (per_dimension(given[name], rank) for name in ("stride", "dilation"))
     split = (groups, weight.shape[0] // groups, *weight.shape[1:])
     own = semantics.moved(lambda t: t.reshape(split), weight)
-    padding = given["padding"]
-    if given.get("transposed", "transpose" in semantics.place.op):
-        crops, extras = (per_dimension(sizes, rank) for sizes in (padding, given["output_padding"]))
-        out = _transposed(semantics, ids, own, steps, crops, extras, holes)
+    steps, holes = (per_dimension(given[name], rank) for name in ("stride", "dilation"))
+    reach = [hole * (taps - 1) for hole, taps in zip(holes, kernel, strict=True)]
+    if isinstance(given["padding"], str):
+        total = reach if given["padding"] == "same" else [0] * rank
+        margins = [(t // 2, t - t // 2) for t in total]
     else:
-        if isinstance(padding, str):
-            total = [
-                h * (k - 1) if padding == "same" else 0
-                for h, k in zip(holes, weight.shape[2:], strict=True)
-            ]
-            margins = [(t // 2, t - t // 2) for t in total]
+        margins = [(p, p) for p in per_dimension(given["padding"], rank)]
+    if given.get("transposed", "transpose" in semantics.place.op):
+        own, lead = semantics.moved(lambda t: t.transpose(1, 2), own), ids.shape[:2]
+        if semantics.uniform:
+            # (one element for each channel reads all taps)
+            ids = semantics.reduce(ids, range(2, 2 + rank), keepdim=True).expand(*lead, *kernel)
+            margins, holes = [(0, 0)] * rank, [1] * rank
         else:
-            margins = [(p, p) for p in per_dimension(padding, rank)]
-        out = _convolved(semantics, ids, own, steps, margins, holes)
-    out = with_bias(semantics, out, bias, 1)
+            # with zeros between elements, and the flipped kernel
+            apart = [(n - 1) * step + 1 for n, step in zip(ids.shape[2:], steps, strict=True)]
+            wide = torch.full((*lead, *apart), NEUTRAL)
+            wide[:, :, *(slice(None, None, step) for step in steps)] = ids
+            ids, own = wide, semantics.moved(lambda t: t.flip(list(range(3, 3 + rank))), own)
+            extras = per_dimension(given["output_padding"], rank)
+            sides = zip(reach, margins, extras, strict=True)
+            margins = [(far - p, far - p + extra) for far, (p, _), extra in sides]
+        steps = [1] * rank
+    out = _convolved(semantics, ids, own, steps, margins, holes)
+    if bias is not None:
+        out = semantics.join(out, semantics.activation(bias).reshape(-1, *[1] * rank))
+    out = out.expand(*out.shape[:2], *semantics.place.shape[-rank:])
     return out if batched else out.squeeze(0)
-
-
-def _transposed(
-    semantics: Semantics,
-    ids: Tensor,
-    weight: Value,
-    steps: Sequence[int],
-    crops: Sequence[int],
-    extras: Sequence[int],
-    holes: Sequence[int],
-) -> Tensor:
-    """A convolution with the flipped kernel, and zeros between elements."""
-    kernel = weight.shape[3:]
-    rank = len(kernel)
-    # as a convolution's weight: (groups, out / groups, in / groups, kernel)
-    own = semantics.moved(lambda t: t.transpose(1, 2), weight)
-    if semantics.uniform:
-        # (one element for each channel reads all taps)
-        sizes = [
-            (n - 1) * s - 2 * p + h * (k - 1) + e + 1
-            for n, s, p, h, k, e in zip(
-                ids.shape[2:], steps, crops, holes, kernel, extras, strict=True
-            )
-        ]
-        wide = semantics.reduce(ids, range(2, 2 + rank), keepdim=True)
-        wide = wide.expand(*ids.shape[:2], *kernel)
-        out = _convolved(semantics, wide, own, [1] * rank, [(0, 0)] * rank, [1] * rank)
-        return out.expand(*out.shape[:2], *sizes)
-    apart = [(n - 1) * s + 1 for n, s in zip(ids.shape[2:], steps, strict=True)]
-    wide = torch.full((*ids.shape[:2], *apart), NEUTRAL)
-    wide[:, :, *(slice(None, None, s) for s in steps)] = ids
-    own = semantics.moved(lambda t: t.flip(list(range(3, 3 + rank))), own)
-    margins = [
-        (h * (k - 1) - p, h * (k - 1) - p + e)
-        for h, k, p, e in zip(holes, kernel, crops, extras, strict=True)
-    ]
-    return _convolved(semantics, wide, own, [1] * rank, margins, holes)

@@ -5,7 +5,7 @@ and what may be an ``eps``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,9 +21,9 @@ from ..values import (
     broadcast_shape,
     compress,
     constant,
+    constants_like,
     distinct,
     distinct_together,
-    shape_of,
     value_of,
     with_value,
 )
@@ -56,7 +56,7 @@ def has_fixed_scale(value: Any) -> bool:
     return isinstance(value, Tensor) and bool((distinct(value) == ROOT).all())
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> TypeGuard[Tensor]:
     """Whether all elements that are not exactly zero have a fixed scale."""
     return isinstance(value, Tensor) and not is_free(value)
 
@@ -85,8 +85,6 @@ def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
 def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     """A product of powers, pinned if it has too many relations."""
     shape = broadcast_shape(*(entry.shape for _, entry in factors))
-    if all(has_fixed_scale(entry) for _, entry in factors):
-        return constant(shape)
     if distinct_together(*(entry for _, entry in factors))[0].numel() > LARGEST:
         semantics.pin(
             [entry for _, entry in factors], "a product of more scales than can be followed"
@@ -98,10 +96,7 @@ def power_product(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
 def with_others(semantics: Semantics, first: Value) -> Any:
     """The first result of an operation, and constants for its further results, if there are any."""
     shown = semantics.place.result
-    if not isinstance(shown, list | tuple):
-        return first
-    more = (constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:])
-    return (first, *more)
+    return (first, *constants_like(shown[1:])) if isinstance(shown, list | tuple) else first
 
 
 def with_positions(semantics: Semantics, values: Tensor, compared: Tensor) -> Any:

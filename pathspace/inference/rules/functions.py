@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..registry import rule
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, Weight, constant, shape_of
+from ..values import NEUTRAL, Value, constant, constants_like, flat_values
 from .edges import with_others
 
 
 @rule("aten.zeros_like", "aten.new_zeros", kind="creation")
 def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     """Exact zeros, which have any scale."""
-    return constant(shape_of(semantics.place.result), NEUTRAL)
+    return constant(semantics.place.shape, NEUTRAL)
 
 
 @rule("aten.empty", "aten.empty_like", "aten.new_empty", "aten.new_empty_strided", "aten.ones_like",
@@ -27,7 +26,7 @@ def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
       kind="random")  # fmt: skip
 def made(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     """A constant or random tensor."""
-    return constant(shape_of(semantics.place.result))
+    return constant(semantics.place.shape)
 
 
 @rule("aten.sym_size", "aten.size", "aten.sym_numel", "aten.numel", kind="size")
@@ -67,26 +66,21 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
 def _pins(reason: str, kind: str, names: str, **stated: Any) -> None:
     @rule(*(f"aten.{name}" for name in names.split()), kind=kind, **stated)
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
-        values = [
-            leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)
-        ]
+        values = flat_values((args, kwargs))
         bend = (*args[1:2], *kwargs.values())[:1]
         if semantics.place.op.removeprefix("aten.") in STRAIGHT_AT_ZERO and bend == (0,):
             return semantics.activation(args[0])
         if stated.get("elementwise"):
             return semantics.opaque(values, reason)
         semantics.pin(values, reason)
-        return pytree.tree_map(
-            lambda leaf: constant(shape_of(leaf)) if isinstance(leaf, Tensor) else leaf,
-            semantics.place.result,
-        )
+        return constants_like(semantics.place.result)
 
 
 @rule("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax",
       "aten._safe_softmax", "aten.logsumexp", "aten.logcumsumexp", kind="softmax")  # fmt: skip
 def normalised(semantics: Semantics, x: Value, dim: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A function of slices along dimensions, which the result may not have."""
-    dims, shape = [dim] if isinstance(dim, int) else dim, shape_of(semantics.place.result)
+    dims, shape = [dim] if isinstance(dim, int) else dim, semantics.place.shape
     ids = semantics.opaque([x], "normalised exponentials depend on scale", dims)
     if tuple(ids.shape) == shape:
         return ids

@@ -11,41 +11,35 @@ from torch import Tensor
 from ...errors import UnsupportedError
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import (
-    NEUTRAL,
-    ROOT,
-    Value,
-    Weight,
-    along,
-    compress,
-    reshape_groups,
-    reshaped,
-    shape_of,
-)
+from ..values import NEUTRAL, Value, Weight, along, compress, reshape_groups, reshaped
+from .edges import arguments_of
 
 aten = torch.ops.aten
 # properties of every movement of data
 MOVED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "coefficients": "one"}
 
 
-def _movement(kind: str, *names: str) -> None:
-    for name in names:
-
-        @rule(f"aten.{name}", f"aten.{name}_copy", kind=kind, **MOVED)
-        def moved(
-            semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
-        ) -> Value:
-            operation = getattr(aten, __name)
-            return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
+def _forms(names: str) -> list[str]:
+    return [f"aten.{name}{end}" for name in names.split() for end in ("", "_copy")]
 
 
-_movement("movement", "squeeze", "unsqueeze", "permute", "transpose", "t", "movedim", "swapaxes")
-_movement("movement", "channel_shuffle")
+def _operation(semantics: Semantics) -> Any:
+    return getattr(aten, semantics.place.op.removeprefix("aten.").removesuffix("_copy"))
+
+
+@rule(*_forms("squeeze unsqueeze permute transpose t movedim swapaxes channel_shuffle"),
+      kind="movement", **MOVED)  # fmt: skip
+@rule(*_forms("select slice narrow diagonal"), kind="part", **MOVED)
+@rule(*_forms("unfold"), kind="repetition", **MOVED)
+@rule("aten.pixel_shuffle", kind="upsampling", **MOVED)
+@rule("aten.pixel_unshuffle", kind="resampling", **MOVED)
+def moved(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """The same elements, or a part of them, at other places."""
+    operation = _operation(semantics)
+    return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
+
+
 state("aten.roll", "aten.numpy_T", "aten.mT", kind="movement", **MOVED)
-_movement("part", "select", "slice", "narrow", "diagonal")
-_movement("repetition", "unfold")
-_movement("upsampling", "pixel_shuffle")
-_movement("resampling", "pixel_unshuffle")
 
 
 @rule("aten.as_strided", "aten.as_strided_copy", kind="part")
@@ -65,9 +59,7 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
         )
     if semantics.place.op == "aten.as_strided_scatter":
         return scatter_view(semantics, x, *args, **kwargs)
-    if isinstance(x, Weight):
-        return x.moved(lambda t: t.contiguous().as_strided(*args, **kwargs), semantics.offsets)
-    return semantics.moved(lambda ids: ids.contiguous().as_strided(*args, **kwargs), x)
+    return semantics.moved(lambda t: t.contiguous().as_strided(*args, **kwargs), x)
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
@@ -77,7 +69,7 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another shape for the same elements."""
     if any(isinstance(arg, torch.dtype) for arg in args):
         raise ValueError("bits read as another type")
-    shape = shape_of(semantics.place.result)
+    shape = semantics.place.shape
     out = semantics.moved(lambda ids: reshaped(ids, shape), x)
     semantics.regrouped(out, [new for _, new in reshape_groups(x.shape, shape) if len(new) > 1])
     return out
@@ -86,14 +78,14 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
 @rule("aten.expand", "aten.expand_as", "aten.broadcast_to", kind="repetition", **MOVED)
 def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements many times."""
-    shape = shape_of(semantics.place.result)
+    shape = semantics.place.shape
     return semantics.moved(lambda ids: ids.expand(shape), x)
 
 
 @rule("aten.repeat", kind="repetition", **MOVED)
 def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
     """Repetition, as an expansion and a reshape."""
-    shape = shape_of(semantics.place.result)
+    shape = semantics.place.shape
     rank = len(shape)
 
     def repeated(ids: Tensor) -> Tensor:
@@ -113,7 +105,7 @@ def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
 def flip(semantics: Semantics, x: Value, dims: Sequence[int]) -> Value:
     """The elements in reverse order."""
     return semantics.moved(
-        lambda ids: along(lambda t: t.flip(list(dims)), ids, dims) if ids.dim() else ids, x
+        lambda ids: along(lambda t: t.flip(list(dims)), dims, ids) if ids.dim() else ids, x
     )
 
 
@@ -122,15 +114,14 @@ def repeat_interleave(
     semantics: Semantics, x: Value, repeats: Any, dim: int | None = None, **kwargs: Any
 ) -> Value:
     """Each element several times in a row."""
+    if dim is None:
+        x, dim = semantics.moved(lambda ids: ids.reshape(-1), x), 0
     if not isinstance(repeats, int):
         # (the graph does not know how often each is there)
-        ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
-        ids = ids.reshape(()) if dim is None else ids
-        return ids.expand(shape_of(semantics.place.result))
-    if dim is None:
-        return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
+        ids = semantics.reduce(x, [dim], keepdim=True)
+        return ids.expand(semantics.place.shape)
     return semantics.moved(
-        lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x
+        lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), [dim], ids), x
     )
 
 
@@ -161,10 +152,10 @@ def pad(
         raise ValueError("padding by elements")
     ids = semantics.activation(x)
     touched = [ids.dim() - 1 - i for i in range(len(padding) // 2)]
-    fill = NEUTRAL if value in (None, 0, 0.0, float("inf"), float("-inf")) else ROOT
+    fill = int(semantics.activation(value or 0))
     if fill == NEUTRAL and semantics.uniform:
         ids, padding = _widened(ids, padding)
-    return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
+    return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), touched, ids)
 
 
 @rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", kind="write", **MOVED)
@@ -172,9 +163,8 @@ def scatter_view(
     semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Write one tensor into a region of another."""
-    operation = getattr(aten, semantics.place.op.removeprefix("aten."))
     target, written = semantics.activation(x), semantics.activation(source)
-    return compress(operation(target.contiguous(), written, *args, **kwargs))
+    return compress(_operation(semantics)(target.contiguous(), written, *args, **kwargs))
 
 
 @rule("aten.copy", kind="write", **MOVED)
@@ -186,9 +176,7 @@ def copy(semantics: Semantics, x: Value, source: Value, *args: Any) -> Tensor:
 @rule("aten.tril", "aten.triu", kind="choice", **MOVED)
 def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
     """One triangle of a matrix; the other is exactly zero."""
-    lower = "tril" in semantics.place.op
-    kept = torch.ones(x.shape[-2:], dtype=torch.bool)
-    kept = kept.tril(diagonal) if lower else kept.triu(diagonal)
+    kept = _operation(semantics)(torch.ones(x.shape[-2:], dtype=torch.bool), diagonal)
     if isinstance(x, Weight):
         return x.masked(kept.expand(x.shape))
     return torch.where(kept, x, NEUTRAL)
@@ -197,46 +185,20 @@ def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
 # --- splitting and joining
 
 
-def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
-    if len(parts) < 2 or any(
-        part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts
-    ):
-        return None
-    return next(dim for dim, size in enumerate(whole.shape) if parts[0].shape[dim] != size)
-
-
-def _pieces(*names: str) -> None:
-    for name in names:
-
-        @rule(f"aten.{name}", kind="split", **MOVED)
-        def pieces(
-            semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any
-        ) -> tuple[Value, ...]:
-            operation = getattr(torch.ops.aten, __name)
-            if isinstance(x, Weight):
-                count = len(operation(torch.empty(x.shape, device="meta"), *args, **kwargs))
-                part = [lambda t, i=i: operation(t, *args, **kwargs)[i] for i in range(count)]
-                return tuple(x.moved(function, semantics.offsets) for function in part)
-            parts = tuple(operation(x, *args, **kwargs))
-            dim = _cut_along(x, parts)
-            if dim is not None:
-                semantics.regrouped(x.unflatten(dim, (len(parts), -1)), [range(dim, dim + 2)])
-            return parts
-
-
-_pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
-
-
-def _concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate ids; other dimensions along which no part varies stay stride 0."""
-    dim %= parts[0].dim()
-    full = parts[0].shape
-    small = list(parts)
-    for d, size in enumerate(full):
-        if d != dim and size > 1 and all(part.stride(d) == 0 for part in parts):
-            small = [part.narrow(d, 0, 1) for part in small]
-    joined = compress(torch.cat(small, dim))
-    return joined.expand([joined.shape[d] if d == dim else size for d, size in enumerate(full)])
+@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.unbind", "aten.tensor_split",
+      kind="split", **MOVED)  # fmt: skip
+def pieces(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
+    """A tensor in parts along a dimension."""
+    operation = _operation(semantics)
+    if isinstance(x, Weight):
+        count = len(semantics.place.result)
+        part = [lambda t, i=i: operation(t, *args, **kwargs)[i] for i in range(count)]
+        return tuple(x.moved(function, semantics.offsets) for function in part)
+    parts = tuple(operation(x, *args, **kwargs))
+    if len(parts) > 1 and x.dim() == parts[0].dim() and len({part.shape for part in parts}) == 1:
+        dim = arguments_of(semantics, x, *args, **kwargs)["dim"] % x.dim()
+        semantics.regrouped(x.unflatten(dim, (len(parts), -1)), [range(dim, dim + 2)])
+    return parts
 
 
 def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
@@ -248,7 +210,7 @@ def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
             value.positions(semantics.offsets) for value in values if isinstance(value, Weight)
         ]
         return Weight(None, torch.cat(dense, dim))
-    return _concatenated([semantics.activation(value) for value in values], dim)
+    return along(lambda *parts: torch.cat(parts, dim), [dim], *map(semantics.activation, values))
 
 
 state("aten.concat", "aten.concatenate", kind="concatenation", **MOVED)

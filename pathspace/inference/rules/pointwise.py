@@ -9,22 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from ..eps_detection import is_parameter_itself
 from ..registry import facts_of, rule, state
 from ..semantics import Semantics
-from ..values import (
-    NEUTRAL,
-    Value,
-    Weight,
-    broadcast_shape,
-    compress,
-    constant,
-    reshaped,
-    shape_of,
-    value_of,
-)
+from ..values import NEUTRAL, Value, Weight, broadcast_shape, compress, constant, reshaped, value_of
 from .edges import (
     arguments_of,
     as_factor,
@@ -61,7 +50,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
         if sum_ is not None:
             return sum_
         semantics.opaque([semantics.activation(x)], "a constant is added")
-    return semantics.join(semantics.activation(as_factor(x)), semantics.activation(as_factor(y)))
+    return semantics.join(as_factor(x), as_factor(y))
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
@@ -70,23 +59,19 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
     if not (
         isinstance(x, Weight)
         and x.name is not None
-        and x.kept is None
-        and not x.shift
         and x.index.numel() == prod(semantics.shapes[x.name])
         and semantics.affine
         and node is not None
         and node.graph is semantics.graph
-        and isinstance(node.args[0], Node)
         and is_parameter_itself(node.args[0], semantics.sources)
         and alpha
         and isfinite(constant)
     ):
         return None
-    # c - a w = -a (w - c / a)
-    value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(
-        name, -float(constant) * alpha
-    )
-    return replace(x, shift=value)
+    if name == "rsub":
+        # c - a w = -a (w - c / a)
+        return replace(x, shift=-float(constant) / alpha)
+    return replace(x, shift=float(constant) * (alpha if name == "add" else -alpha))
 
 
 @rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", kind="maximum", degree=(1,),
@@ -94,7 +79,7 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
 @rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
 def shared_scale(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """Homogeneous functions of two operands, which share one scale."""
-    return semantics.join(semantics.activation(x), semantics.activation(y))
+    return semantics.join(x, y)
 
 
 state("aten.complex", "aten.polar", kind="complex", elementwise=True)
@@ -115,8 +100,7 @@ def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
     """``x + w (y - x)``."""
     if isinstance(weight, Tensor | Weight):
         semantics.pin([semantics.activation(weight)], "the weight of a mean")
-    shape = shape_of(semantics.place.result)
-    return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
+    return semantics.join(x, y).expand(semantics.place.shape)
 
 
 @rule("aten.where", kind="choice", **COMBINED)
@@ -124,7 +108,7 @@ def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     """A choice between operands, by a condition whose scale is fixed."""
     chosen = semantics.opaque([semantics.activation(condition)], "a condition compares values")
     one, other, known = semantics.activation(x), semantics.activation(y), value_of(condition)
-    shape = shape_of(semantics.place.result)
+    shape = semantics.place.shape
     if known is not None:
         return compress(torch.where(known, one, other).expand(shape))
     return times(semantics, semantics.join(one, other), chosen).expand(shape)
@@ -148,30 +132,21 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
         return x  # type: ignore[no-any-return]
     if not isinstance(x, Tensor | Weight):
         return y
-    if isinstance(x, Weight) and isinstance(y, Weight):
-        # (of two parts of one tensor, neither is an edge that the other enters)
-        parts = _is_selected(semantics, x, y) or (x.name is not None and x.name == y.name)
-        x = semantics.activation(x)
-        y = semantics.activation(y) if parts else y
-    if isinstance(x, Weight) or isinstance(y, Weight):
-        weight, value = (x, y) if isinstance(x, Weight) else (y, x)
-        assert isinstance(weight, Weight) and isinstance(value, Tensor)
-        if is_constant(value) and weight.shape == broadcast_shape(weight.shape, value.shape):
-            # a parameter times constants is rescaled like the parameter
-            return (
-                weight
-                if has_fixed_scale(value)
-                else weight.masked((value != NEUTRAL).expand(weight.shape))
-            )
-        if not _is_selected(semantics, weight):
-            return edges(semantics, weight, value, ())
-        x, y = semantics.activation(weight), value
-    return times(semantics, x, y)
-
-
-def _is_selected(semantics: Semantics, *weights: Weight) -> bool:
-    """Whether data selects rows of one of them: as edges, all of its rows would have one tail."""
-    return any(weight.name in semantics.virtual for weight in weights)
+    value, weight = (y, x) if isinstance(x, Weight) and isinstance(y, Tensor) else (x, y)
+    if not isinstance(weight, Weight):
+        return times(semantics, x, y)  # type: ignore[arg-type]
+    if is_constant(value) and weight.shape == broadcast_shape(weight.shape, value.shape):
+        # a parameter times constants is rescaled like the parameter
+        fixed = has_fixed_scale(value)
+        return weight if fixed else weight.masked((value != NEUTRAL).expand(weight.shape))
+    # (as edges, all rows that data selects would have one tail, and of two parts of one tensor,
+    # neither is an edge that the other enters)
+    names = {each.name for each in (weight, value) if isinstance(each, Weight)}
+    parts = isinstance(value, Weight) and names == {weight.name} != {None}
+    value = semantics.activation(value)
+    if parts or names & semantics.virtual.keys():
+        return times(semantics, value, semantics.activation(weight))
+    return edges(semantics, weight, value, ())
 
 
 @rule("aten.div", kind="quotient", elementwise=True)
@@ -230,11 +205,6 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
 # --- one-sided functions
 
 
-def _never_met(bound: float, largest: float, upper: bool) -> bool:
-    """Whether a bound is zero or infinite, or at the limit of the operand's type."""
-    return bound in (0, *INFINITE) or (bound >= largest if upper else bound <= -largest)
-
-
 @rule("aten.clamp", "aten.clamp_min", "aten.clamp_max", kind="clip", elementwise=True, slope=1.0)
 @rule("aten.hardtanh", kind="activation", elementwise=True, slope=1.0)
 def clamp(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
@@ -247,9 +217,10 @@ def clamp(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(bound, Tensor | Weight):
             ids = semantics.join(ids, semantics.activation(bound))
     shown = semantics.place.result
+    # (a bound at the limit of the operand's type is never met)
     largest = torch.finfo(shown.dtype).max if shown.dtype.is_floating_point else float("inf")
-    sides = ((low, False), (high, True))
-    numbers = [b for b, upper in sides if _is_number(b) and not _never_met(b, largest, upper)]
+    numbered = [(bound, sign) for bound, sign in ((low, -1), (high, 1)) if _is_number(bound)]
+    numbers = [b for b, sign in numbered if b not in (0, *INFINITE) and sign * b < largest]
     # max(x, eps) protects a division: without eps it is a rectifier
     # (a norm is below the smallest of such floors only where it is zero)
     guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids, low <= FLOOR)
@@ -280,14 +251,10 @@ state("aten.glu", kind="gate")
 
 def looked_at(semantics: Semantics, *values: Any) -> Any:
     """A function that does not depend on the scale of its operands if they share one."""
-    ids, shown = (
-        semantics.join(*(semantics.activation(value) for value in values)),
-        semantics.place.result,
-    )
-    seen = semantics.observe(ids)
+    seen, shown = semantics.observe(semantics.join(*values)), semantics.place.result
     if not isinstance(shown, Tensor):
         return shown
-    return seen if seen.shape == shown.shape else constant(shape_of(shown))
+    return seen if seen.shape == shown.shape else constant(semantics.place.shape)
 
 
 @rule(
@@ -319,4 +286,4 @@ def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
         for value in (x, y)
         if isinstance(value, Tensor | Weight)
     ]
-    return semantics.join(*seen).expand(shape_of(semantics.place.result))
+    return semantics.join(*seen).expand(semantics.place.shape)

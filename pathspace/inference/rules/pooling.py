@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..registry import rule, state
 from ..semantics import Semantics
-from ..values import NEUTRAL, Value, along, compress, shape_of
+from ..values import NEUTRAL, Value, along, compress
 from .edges import arguments_of, with_positions
 
 
@@ -63,17 +63,11 @@ def windows(
             or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
         ):
             view = ids.narrow(dim, 0, 1).unsqueeze(-1)
-            shape = list(view.shape)
-            shape[dim], shape[-1] = count, kernel[i]
-            ids = view.expand(shape)
+            ids = view.expand(*ids.shape[:dim], count, *ids.shape[dim + 1 :], kernel[i])
             continue
         if padded:
-            pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
-            ids = along(
-                lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL),  # type: ignore[misc]
-                ids,
-                [dim],
-            )
+            both = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
+            ids = along(partial(torch.nn.functional.pad, pad=both, value=NEUTRAL), [dim], ids)
         ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
         ids = ids.narrow(dim, 0, count)
     return (
@@ -140,9 +134,7 @@ state(*(f"aten.upsample_nearest{rank}d" for rank in (1, 2, 3)), kind="upsampling
       linear="jointly", separable=True)  # fmt: skip
 def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Neighbours are mixed, so by transitivity all elements share one scale."""
-    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(
-        shape_of(semantics.place.result)
-    )
+    return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(semantics.place.shape)
 
 
 @rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d",

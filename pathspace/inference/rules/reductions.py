@@ -45,7 +45,7 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Order statistics along a dimension or of two tensors, and positions."""
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
     if args and isinstance(args[0], Tensor | Weight):
-        return semantics.join(semantics.activation(x), semantics.activation(args[0]))
+        return semantics.join(x, args[0])
     dims = _dims(semantics, x, args, kwargs)
     if isinstance(shown, Tensor):
         return _shared(semantics, x, dims, shown)
@@ -71,7 +71,7 @@ def position(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     if semantics.place.op == "aten.any":
         return looked_at(semantics, x)
     semantics.observe(semantics.reduce(x, _dims(semantics, x, args, kwargs)))
-    return constant(shape_of(semantics.place.result))
+    return constant(semantics.place.shape)
 
 
 @rule("aten.cumsum", kind="transform", degree=(1,), linear="jointly", coefficients="one")
@@ -93,7 +93,7 @@ def product(
     count = ids.shape[dim]
     if not count:
         # (a product of nothing is one)
-        return constant(shape_of(semantics.place.result))
+        return constant(semantics.place.shape)
     if not bool((distinct(ids) == 0).all()) and count > FACTORS:
         raise ValueError(f"a product of {count} factors")
     total = ids.select(dim, 0)
@@ -135,7 +135,7 @@ def distances(
     if p == 0:
         raise ValueError("numbers of different entries")
     left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
-    return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
+    return semantics.join(left, right.transpose(-1, -2)).expand(semantics.place.shape)
 
 
 @rule("aten.cosine_similarity", kind="normalisation")
@@ -144,7 +144,7 @@ def cosine_similarity(
 ) -> Tensor:
     """Angles do not depend on scales, except for ``eps``, the least length."""
     # the dimension is one of the operands broadcast against each other, counted from the end here
-    dim -= (len(shape_of(semantics.place.result)) + 1) * (dim >= 0)
+    dim -= (len(semantics.place.shape) + 1) * (dim >= 0)
     for value in (x, y):
         own = semantics.activation(value)
         ids = semantics.reduce(own, [dim]) if own.dim() >= -dim else own
@@ -152,7 +152,7 @@ def cosine_similarity(
             semantics.pin([ids], "lengths are kept above eps")
         semantics.observe(ids)
         semantics.approximate.append(ids)
-    return constant(shape_of(semantics.place.result))
+    return constant(semantics.place.shape)
 
 
 state(*(f"aten.fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
