@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedError
-from ..gauge.moves import moved
+from ..gauge.moves import move_
 from ..gauge.rescale import rescale_
 from ..graph.structure import Structure
 from ..models.isolation import values_kept
@@ -76,16 +76,6 @@ def in_double(model: nn.Module) -> nn.Module:
     return model
 
 
-def largest_power(graph: Structure) -> float:
-    """The largest power of scales that a weight meets: 1 without products."""
-    return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
-
-
-def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
-    """Log-scales to measure with, as large as rounding beside constants allows."""
-    return graph.random_powers(seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
-
-
 @contextmanager
 def holding(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """A context in which tensors of a model have other values, in place."""
@@ -104,25 +94,20 @@ def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterat
     A large one is rescaled by powers of two, and back, which is exact in floating point and needs
     no second copy of the weights.
     """
-    tensors = tensors_of(model)
-    if graph.num_weights <= LARGE:
-        factors = graph.gauge_factors(phi)
-        after = {
-            name: moved(tensor, *factors[name], graph.shifts.get(name, 0.0))
-            for name, tensor in tensors.items()
-            if name in factors
-        }
-        with holding(model, after):
-            yield
-        return
-    phi = (phi / math.log(2)).round() * math.log(2)
-    # (what is shifted is rounded, but small)
-    with values_kept([tensors[name] for name in graph.shifts]):
-        rescale_(model, graph, phi)
+    tensors, large = tensors_of(model), graph.num_weights > LARGE
+    if large:
+        phi = (phi / math.log(2)).round() * math.log(2)
+    factors = graph.gauge_factors(phi)
+    # (of a large model only what is shifted is rounded, which is small)
+    with values_kept([tensors[name] for name in (graph.shifts if large else factors)]):
+        with torch.no_grad():
+            for name, pair in factors.items():
+                move_(tensors[name], *pair, graph.shifts.get(name, 0.0))
         try:
             yield
         finally:
-            rescale_(model, graph, -phi)
+            if large:
+                rescale_(model, graph, -phi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +123,16 @@ class Workbench:
     def large(self) -> bool:
         """Whether a second copy of the weights would be too much."""
         return self.graph.num_weights > LARGE
+
+    @property
+    def largest_power(self) -> float:
+        """The largest power of scales that a weight meets: 1 without products."""
+        forms = self.graph.forms
+        return float(abs(forms).sum(1).max()) if forms.shape[0] else 1.0
+
+    def powers(self, dtype: torch.dtype, seed: int) -> Tensor:
+        """Log-scales to measure with, as large as rounding beside constants allows."""
+        return self.graph.random_powers(seed, LARGEST.get(dtype, 1) if self.graph.shifts else 12)
 
     def run(self) -> ForwardRun:
         """A run of the model as it stands; random operations draw the same numbers every time."""
@@ -164,7 +159,7 @@ class Workbench:
         coarser = before.types if self.graph.shifts or any_factor else ()
         types = [precision(self.model), *coarser]
         dtype = max(types, key=lambda each: TOLERANCE.get(each, 1e-3))
-        rounding = 16 * largest_power(self.graph) * torch.finfo(dtype).eps
+        rounding = 16 * self.largest_power * torch.finfo(dtype).eps
         return dtype, max(TOLERANCE.get(dtype, 1e-3), rounding)
 
     def rounding_decides(self, before: ForwardRun, tolerance: float) -> bool:

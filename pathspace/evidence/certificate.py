@@ -124,15 +124,14 @@ class Certificate(Shown):
             for name, number, words in figures
             if number is not None or (bound and name == "units at most")
         ]
-        statements = (
-            ("Theorem 1: paths from basis paths", self.theorem1),
-            ("Theorem 2: activations from path values", self.theorem2),
-            ("Theorem 3: number and independence", self.theorem3),
-            ("Rescaling keeps the function", self.invariance),
-        )
         verdicts = [
             (title, mark(entry["holds"], self.level), entry["evidence"])
-            for title, entry in statements
+            for title, entry in (
+                ("Theorem 1: paths from basis paths", self.theorem1),
+                ("Theorem 2: activations from path values", self.theorem2),
+                ("Theorem 3: number and independence", self.theorem3),
+                ("Rescaling keeps the function", self.invariance),
+            )
         ]
         parts: list[Any] = [
             text_table(f"Path space of {self.model}", ("", "", ""), rows, right=(1,)),
@@ -140,11 +139,9 @@ class Certificate(Shown):
             *self._spaces(),
         ]
         if self.pinned:
-            groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-            for pin in self.pinned:
-                groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
             pins = []
-            for (op, reason), entries in groups.items():
+            for op, reason in dict.fromkeys((pin["op"], pin["reason"]) for pin in self.pinned):
+                entries = [pin for pin in self.pinned if (pin["op"], pin["reason"]) == (op, reason)]
                 modules = [entry["module"] or "(model)" for entry in entries[:3]]
                 places = ", ".join([*dict.fromkeys(modules), *["..."] * (len(entries) > 3)])
                 pins.append((op, str(len(entries)), places, entries[0]["source"], reason))

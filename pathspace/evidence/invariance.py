@@ -26,17 +26,7 @@ from ..models.modes import precision
 from ..models.running import ForwardRun, difference, seen, switched
 from ..rotations.rotate import rotate_
 from ..rotations.space import FeatureSpaces
-from .bench import (
-    LARGEST,
-    Workbench,
-    draw_zeros,
-    holding,
-    largest_power,
-    other_inputs,
-    powers_for,
-    redrawn,
-    scaled,
-)
+from .bench import LARGEST, Workbench, draw_zeros, holding, other_inputs, redrawn, scaled
 from .proof import space_lines
 
 # factors of the inputs, one trial each
@@ -62,7 +52,7 @@ def measure_invariance(
         before = bench.run()
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
     constant = not silent and _ignores(bench, before)
-    phi = powers_for(bench.graph, dtype, bench.seed)
+    phi = bench.powers(dtype, bench.seed)
 
     def rescaled(before: ForwardRun) -> tuple[float, tuple[int, int]]:
         after = bench.rescaled(phi)
@@ -86,11 +76,16 @@ def measure_invariance(
     words += "".join(text for said, text in further if said)
     if not len(before.outputs):
         words = "the model returns no tensor in floating point, which could change"
-    levels, kind = measure_levels(bench), str(dtype).removeprefix("torch.")
-    evidence: dict[str, Any] = {
-        "holds": None,
-        "evidence": f"{words}; tolerance {tolerance:.0e} in {kind}",
-        "max_relative_violation": exact,
+    levels, tried, kind = measure_levels(bench), trials(bench), str(dtype).removeprefix("torch.")
+    words += f"; tolerance {tolerance:.0e} in {kind}"
+    worst, holds = max(exact, tried["rescaling"] or 0.0, tried["unused"] or 0.0), None
+    if len(before.outputs):
+        words += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
+        holds = worst <= tolerance and levels["holds"] is not False
+    evidence = {
+        "holds": holds,
+        "evidence": words,
+        "max_relative_violation": worst,
         "tolerance": tolerance,
         "rescaling": exact,
         "rescaling_as_it_stands": as_it_stands,
@@ -98,13 +93,8 @@ def measure_invariance(
         "weights_drawn": drawn,
         "vacuous": silent or constant,
         "dtype": kind,
+        "trials": tried,
     }
-    if len(before.outputs):
-        tried = trials(bench)
-        worst = max(exact, tried["rescaling"] or 0.0, tried["unused"] or 0.0)
-        evidence["holds"] = worst <= tolerance and levels["holds"] is not False
-        evidence["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
-        evidence |= {"max_relative_violation": worst, "trials": tried}
     return evidence, levels, switches
 
 
@@ -130,7 +120,7 @@ def measure_levels(bench: Workbench) -> dict[str, Any]:
     dtype, tolerance = bench.resolution(before, any_factor=True)
     wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     # weights that meet a high power of a scale stay within the floats
-    deviations = sorted({min(deviation, WIDEST / largest_power(graph)) for deviation in wanted})
+    deviations = sorted({min(deviation, WIDEST / bench.largest_power) for deviation in wanted})
     generator = torch.Generator().manual_seed(bench.seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
 
@@ -164,8 +154,6 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     words = "in the unchanged model, eps included: "
     if not every["units"]:
         return words + "there are no units to rescale"
-    if not every["changes"]:
-        return "nothing was measured, as tensors have no values"
     parts = [told(exact, "exact units")] if exact["units"] else []
     if exact["units"] < every["units"]:
         parts.append(told(every, "units, exact at eps = 0 only,"))
@@ -190,7 +178,7 @@ def trials(bench: Workbench) -> dict[str, Any]:
                         continue
                     tried += seen(before)
                     if bench.graph.num_units:
-                        phi = powers_for(bench.graph, precision(bench.model), seed + 1)
+                        phi = bench.powers(precision(bench.model), seed + 1)
                         gaps["rescaling"].append(difference(before, here.rescaled(phi)))
                     if unused := _unused(here, seed):
                         with holding(bench.model, unused):
@@ -230,8 +218,14 @@ def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
             if before is None or not seen(before):
                 continue
             for space in found.free:
-                gap = _rotated(bench, found, space.name, before, tolerance)
-                if gap is not None:
+                way = {space.name: "random"}
+                try:
+                    turned = rotate_(safe_deepcopy(bench.model), found, way, bench.seed)
+                except InputError:
+                    # (a gain is 0)
+                    continue
+                gap = difference(before, replace(bench, model=turned).run())
+                if gap <= tolerance or not bench.rounding_decides(before, tolerance):
                     changes[space.name] = max(gap, changes.get(space.name, 0.0))
     for line in lines["free"]:
         line["change"] = changes.get(line["name"])
@@ -249,19 +243,6 @@ def measure_spaces(bench: Workbench, found: FeatureSpaces) -> dict[str, Any]:
         "tolerance": tolerance,
         **lines,
     }
-
-
-def _rotated(
-    bench: Workbench, found: FeatureSpaces, name: str, before: ForwardRun, tolerance: float
-) -> float | None:
-    """The change by a random element; ``None`` where a gain is 0, or rounding decides."""
-    try:
-        turned = rotate_(safe_deepcopy(bench.model), found, {name: "random"}, bench.seed)
-    except InputError:
-        return None
-    gap = difference(before, replace(bench, model=turned).run())
-    undecided = gap > tolerance and bench.rounding_decides(before, tolerance)
-    return None if undecided else gap
 
 
 def _run(bench: Workbench) -> ForwardRun | None:

@@ -36,102 +36,77 @@ NOISE = 1e-9
 WRONG = 1e-6
 # largest number of cotangents per run, and of products at once
 AT_ONCE, AT_ONCE_NUMBERS = 64, 2**25
+UNDIFFERENTIABLE = "the model cannot be differentiated: "
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledTensor:
-    """A parameter, or a running mean or variance of a normalisation: which scalars of the model it
-    holds, in the order of ``P``, and its log-scales (a running mean shares those of its variance),
-    of which the first ``rows`` are those of rows.
+    """A parameter, or a running mean or variance of a normalisation: its log-scales (a running mean
+    shares those of its variance), of which the first ``rows`` are those of rows.
     """
 
     name: str
-    scalars: slice
     columns: slice
     rows: int
 
 
-@dataclass(frozen=True, eq=False)
 class Family:
     """All log-scales of a model: ``matrix`` is ``P``, sparse ``(scalars, R)``, with 2 in the rows
     of a variance; ``units`` has the log-scale of every scalar as a sum of those of the units that
-    were found, sparse ``(scalars, H)``.
+    were found, sparse ``(scalars, H)``. Scalars go by ``tensors``, ``weights`` of parameters first.
     """
 
-    tensors: tuple[ScaledTensor, ...]
-    matrix: csr_array
-    units: csr_array
+    def __init__(self, graph: Structure, most: int) -> None:
+        blocks = {block.name: block for block in graph.blocks}
+        self.tensors: list[ScaledTensor] = []
+        parts, moves, width = [], [csr_array((0, graph.expand.shape[1]))], 0
+        for name, parameter in graph.captured.parameters.items():
+            real = parameter.is_floating_point() or parameter.is_complex()
+            if not real or not parameter.numel():
+                continue
+            shape, block = tuple(parameter.shape), blocks.get(name)
+            # rows and columns: the taps of a kernel have no scales of their own
+            sides = [[d] for d, n in enumerate(shape[:2]) if n > 1] or [[]]
+            move = csr_array((parameter.numel(), graph.expand.shape[1]))
+            for ids, sign in () if block is None else ((block.head, 1), (block.tail, -1)):
+                own = [d for d, n in enumerate(ids.shape) if n > 1]
+                if not any({*own} <= {*side} for side in sides):
+                    sides.append(own)
+                every = ids.expand(shape).reshape(-1).numpy()
+                move = move + sign * signed_rows(graph.expand, every)
+            classes = [_classes(shape, side) for side in sides]
+            columns = slice(width, width + sum(one.shape[1] for one in classes))
+            if columns.stop > most:
+                raise Untested(
+                    f"it has more than {most:,} rows and columns, and a factorisation is made for"
+                    " at most as many; test parts of the model"
+                )
+            self.tensors.append(ScaledTensor(name, columns, classes[0].shape[1]))
+            parts.append(hstack(classes))
+            moves.append(move)
+            width = columns.stop
+        self.weights = sum(move.shape[0] for move in moves)
+        for statistic in graph.statistics:
+            units, powers = statistic.units.reshape(-1).numpy(), statistic.powers
+            columns = slice(width, width + len(units))
+            self.tensors += [ScaledTensor(name, columns, len(units)) for name in powers]
+            moves += [power * signed_rows(graph.expand, units) for power in powers.values()]
+            parts.append(vstack([power * eye_array(len(units)) for power in powers.values()]))
+            width = columns.stop
+        self.matrix = csr_array(block_diag(parts)) if parts else csr_array((0, 0))
+        self.units = csr_array(csr_array(vstack(moves))[:, 1:])
 
 
-def family(graph: Structure, most: int | None = None) -> Family:
-    """The log-scales of a traced model's tensors, at most so many."""
-    blocks = {block.name: block for block in graph.blocks}
-    tensors: list[ScaledTensor] = []
-    parts, moves = [], [csr_array((0, graph.expand.shape[1]))]
-    scalars = columns = 0
-    for name, parameter in graph.captured.parameters.items():
-        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
-            continue
-        shape, block = tuple(parameter.shape), blocks.get(name)
-        # rows and columns: the taps of a kernel have no scales of their own
-        sides = [_along(shape, d) for d, n in enumerate(shape[:2]) if n > 1] or [_along(shape)]
-        move = csr_array((parameter.numel(), graph.expand.shape[1]))
-        for ids, sign in () if block is None else ((block.head, 1), (block.tail, -1)):
-            if not any(_is_constant(ids, side) for side in sides):
-                sides.append(_along(shape, *(d for d, n in enumerate(ids.shape) if n > 1)))
-            every = ids.expand(shape).reshape(-1).numpy()
-            move = move + sign * signed_rows(graph.expand, every)
-        width = sum(side.numel() for side in sides)
-        if most is not None and columns + width > most:
-            raise Untested(
-                f"it has more than {most:,} rows and columns, and a factorisation is made for at"
-                " most as many; test parts of the model"
-            )
-        parts.append(hstack([_incidence(side, shape) for side in sides]))
-        moves.append(move)
-        here, of = (slice(a, a + n) for a, n in ((scalars, move.shape[0]), (columns, width)))
-        tensors.append(ScaledTensor(name, here, of, sides[0].numel()))
-        scalars, columns = here.stop, of.stop
-    for statistic in graph.statistics:
-        width = statistic.units.numel()
-        for name, power in statistic.powers.items():
-            units = statistic.units.reshape(-1).numpy()
-            moves.append(power * signed_rows(graph.expand, units))
-            here, of = (slice(a, a + width) for a in (scalars, columns))
-            tensors.append(ScaledTensor(name, here, of, width))
-            scalars = here.stop
-        parts.append(vstack([power * eye_array(width) for power in statistic.powers.values()]))
-        columns += width
-    matrix = csr_array(block_diag(parts)) if parts else csr_array((0, 0))
-    return Family(tuple(tensors), matrix, csr_array(csr_array(vstack(moves))[:, 1:]))
-
-
-def _along(shape: tuple[int, ...], *dims: int) -> Tensor:
-    """A class for each index in some dimensions, in a shape that broadcasts to the tensor's."""
+def _classes(shape: tuple[int, ...], dims: list[int]) -> csr_array:
+    """Scalars of a tensor and their classes, one for each index in some dimensions."""
     wide = [n if d in dims else 1 for d, n in enumerate(shape)]
-    return torch.arange(int(np.prod(wide, dtype=np.int64))).reshape(wide)
-
-
-def _incidence(side: Tensor, shape: tuple[int, ...]) -> csr_array:
-    """Scalars of a tensor and their classes, as a sparse matrix."""
-    index = side.expand(shape).reshape(-1).numpy()
-    return csr_array(eye_array(side.numel(), format="csr")[index])
-
-
-def _is_constant(ids: Tensor, side: Tensor) -> bool:
-    """Whether ids are the same within each class of a side."""
-    ids, wide = torch.broadcast_tensors(ids, side)
-    units = torch.zeros(side.numel(), dtype=torch.int64)
-    units[wide.reshape(-1)] = ids.reshape(-1)
-    return bool((units[wide] == ids).all())
+    number = np.arange(np.prod(wide, dtype=np.int64))
+    index = np.broadcast_to(number.reshape(wide), shape).reshape(-1)
+    return csr_array(eye_array(len(number), format="csr")[index])
 
 
 class Untested(Exception):
     """Why nothing is tested."""
-
-
-def _not_differentiable(error: Exception) -> Untested:
-    return Untested(f"the model cannot be differentiated ({no_derivative(error)})")
 
 
 class Sampler:
@@ -139,10 +114,9 @@ class Sampler:
     an effect (``alive``), and how many samples contradict a found unit (``wrong``).
     """
 
-    def __init__(self, bench: Workbench, scales: Family, units: csr_array) -> None:
-        self.bench, self.scales, self.units, model = bench, scales, units, bench.model
+    def __init__(self, bench: Workbench, scales: Family) -> None:
+        self.bench, self.scales, held = bench, scales, tensors_of(bench.model)
         self.generator = torch.Generator().manual_seed(bench.seed)
-        held = tensors_of(model)
         self.weights = {tensor.name: held[tensor.name].detach() for tensor in scales.tensors}
         self.alive = np.zeros(scales.matrix.shape[0], bool)
         self.runs = self.taken = self.wrong = 0
@@ -166,7 +140,7 @@ class Sampler:
                 products = self._products(joined, weights, cotangents)
         except Exception as error:
             # (torch's engine and backward passes of the model's own, which may raise anything)
-            raise _not_differentiable(error) from error
+            raise Untested(UNDIFFERENTIABLE + no_derivative(error)) from error
         size = np.abs(products).max(1, initial=0)
         output = (cotangents.abs() @ joined.detach().abs()).numpy()
         fine = np.isfinite(products).all(1) & (size > NOISE * output)
@@ -178,8 +152,8 @@ class Sampler:
         products = products[fine] / size[fine, None]
         self.alive |= (np.abs(products) > NOTHING).any(0)
         rows = (self.scales.matrix.T @ products.T).T
-        along = np.abs((self.units.T @ products.T).T)
-        terms = (abs(self.units).T @ np.abs(products).T).T
+        along = np.abs((self.scales.units.T @ products.T).T)
+        terms = (abs(self.scales.units).T @ np.abs(products).T).T
         self.wrong += int((along > WRONG * (1 + terms)).any(1).sum())
         return np.asarray(rows[(along <= NOISE * terms + 1e-13).all(1)])
 
@@ -202,8 +176,8 @@ class Sampler:
         model, given, seed = self.bench.model, self.bench.inputs, self.bench.seed + self.runs
         weights = self._drawn()
         self.runs += 1
-        buffers = dict(model.named_buffers(remove_duplicate=False))
-        tensors = {name: buffer.detach() for name, buffer in buffers.items()} | weights
+        named = model.named_buffers(remove_duplicate=False)
+        tensors = {name: buffer.detach() for name, buffer in named} | weights
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
         inputs = scaled(other_inputs(given, seed, seed % 2 == 1) or given, 10**exponent)
         # (without detaching anything the derivatives are those of the function, but the model may
@@ -220,7 +194,7 @@ class Sampler:
                 # (whatever the model's code raises)
                 reason = error
         else:
-            raise _not_differentiable(reason) from reason
+            raise Untested(UNDIFFERENTIABLE + no_derivative(reason)) from reason
         found = [leaf.reshape(-1) for leaf in real_leaves(outputs) if leaf.requires_grad]
         if not found:
             self.problem = "no output has a derivative with respect to the weights"

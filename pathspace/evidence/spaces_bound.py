@@ -23,7 +23,7 @@ from ..models.nested import real_leaves
 from ..models.running import cast
 from ..models.stand_in import stand_in
 from ..rotations.rotate import rotate_
-from ..rotations.space import FeatureSpaces, Space
+from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .bench import Inputs, in_double, other_inputs, redrawn
 
@@ -98,26 +98,19 @@ def spaces_bound(
     folded = {space.name: torch.eye(space.size).double() for space in found.free}
     rotate_(bench, found, folded)
     inputs: Inputs = cast((args, dict(kwargs or {})), torch.float64)
-    rows = []
+    rows, gains = [], {name for space in found for name in space.gains}
     for number in range(entries + MARGIN):
         if number and number % EACH == 0:
-            fresh = other_inputs(inputs, seed + number, near=False)
-            inputs = inputs if fresh is None else fresh
-            _redraw(bench, found, seed + number)
+            inputs = other_inputs(inputs, seed + number, near=False) or inputs
+            # other weights, but for gains that were folded
+            fresh = redrawn(bench, seed + number, unit=True)
+            for name, parameter in bench.named_parameters():
+                if name in fresh and name not in gains:
+                    parameter.data.copy_(fresh[name])
         rows.append(_equation(bench, found, inputs, seed + number))
-    table = torch.stack(rows)
-    values = torch.linalg.svdvals(table)
+    values = torch.linalg.svdvals(torch.stack(rows))
     rank = int((values > SMALLEST * values[0]).sum()) if len(values) else 0
     return SpacesBound(found.dimension, entries - rank, entries, len(rows))
-
-
-@torch.no_grad()
-def _redraw(model: nn.Module, found: FeatureSpaces, seed: int) -> None:
-    """Other weights, but for gains that were folded."""
-    fresh, folded = redrawn(model, seed, unit=True), {n for space in found for n in space.gains}
-    for name, parameter in model.named_parameters():
-        if name not in folded:
-            parameter.copy_(fresh.get(name, parameter))
 
 
 def _equation(model: nn.Module, found: FeatureSpaces, inputs: Inputs, seed: int) -> Tensor:
@@ -127,21 +120,16 @@ def _equation(model: nn.Module, found: FeatureSpaces, inputs: Inputs, seed: int)
     total = joined @ torch.randn(len(joined), generator=generator, dtype=joined.dtype)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     gradients = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
-    by_name = dict(zip(parameters, gradients, strict=True))
-    return torch.cat([_of_space(space, parameters, by_name).reshape(-1) for space in found])
-
-
-def _of_space(
-    space: Space, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
-) -> Tensor:
-    count = space.count * space.size
-    result = torch.zeros(count, count, dtype=torch.float64)
-    for part in space.slices:
-        at = part.positions.reshape(-1)
-        moved, own = (
-            tensor.detach().movedim(part.dim, 0)[at].reshape(count, -1).double()
-            for tensor in (gradients[part.parameter], parameters[part.parameter])
-        )
-        product = moved @ own.T
-        result += -product.T if part.dual else product
-    return result
+    by_name, entries = dict(zip(parameters, gradients, strict=True)), []
+    for space in found:
+        count = space.count * space.size
+        change = torch.zeros(count, count, dtype=torch.float64)
+        for part in space.slices:
+            at = part.positions.reshape(-1)
+            moved, own = (
+                tensor.detach().movedim(part.dim, 0)[at].reshape(count, -1).double()
+                for tensor in (by_name[part.parameter], parameters[part.parameter])
+            )
+            change += -own @ moved.T if part.dual else moved @ own.T
+        entries.append(change.reshape(-1))
+    return torch.cat(entries)

@@ -90,9 +90,8 @@ def theorem1(
     if not walks:
         words = "the network has no path through weights"
         return {"holds": None, "evidence": words, "paths": 0, "exhaustive": True}, None
-    vectors = np.zeros((len(walks), graph.num_weights), np.int64)
-    for row, walk in enumerate(walks):
-        np.add.at(vectors[row], [edge for edge in network.edges(walk) if edge >= 0], 1)
+    edges = (np.array([edge for edge in network.edges(walk) if edge >= 0], int) for walk in walks)
+    vectors = np.stack([np.bincount(each, minlength=graph.num_weights) for each in edges])
     coefficients = basis.coefficients(vectors)
     wrong = np.flatnonzero((whole_product(coefficients, matrix) != vectors).any(1))
     largest = int(np.abs(coefficients).max(initial=0))
@@ -146,13 +145,11 @@ def theorem2(
             "a skeleton weight is 0, so path values do not determine the weights behind it"
         )
     rebuilt = basis.rebuild(basis.values(), skeleton.signs())
-    named = dict((*model.named_parameters(), *model.named_buffers()))
-    weights_of = {name: value.to(named[name]) for name, value in rebuilt.items() if name in named}
     # a rectifier behind unused weights is on no path, so path values do not determine its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
     with bench.without_eps():
         before = bench.run()
-        with holding(model, weights_of):
+        with holding(model, rebuilt):
             after = bench.run()
         if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
             return _not_rebuilt(
@@ -219,9 +216,7 @@ def theorem3(
     holds = rank == count == wanted
     words = f"{count:,} basis paths of rank {rank:,}"
     words += " = m - H" if holds else f", m - H = {wanted:,}"
-    every = 0
-    if vectors is not None and not graph.has_cuts:
-        every = modular_rank(vectors)
+    every = 0 if vectors is None or graph.has_cuts else modular_rank(vectors)
     if vectors is not None and every and (exhaustive or every == wanted):
         words += f"; {len(vectors):,} paths of the network have rank {every:,}"
         idle = int((~vectors.any(0)).sum())

@@ -30,7 +30,7 @@ from ..models.running import LARGE, cast, run_forward
 from ..models.stand_in import stand_in
 from ..shown import Shown
 from .bench import Inputs, Workbench, in_double
-from .samples import Family, Sampler, Untested, family
+from .samples import Family, Sampler, Untested
 
 # largest number of log-scales: one singular value decomposition
 MOST_SCALES = 8_000
@@ -104,7 +104,7 @@ class UpperBound(Shown):
 def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBound:
     """Bound the number of scale symmetries from above, with ``eps = 0`` in normalisations."""
     start = time.thread_time()
-    seconds = MOST_SECONDS if most_seconds is None else most_seconds
+    deadline = start + (MOST_SECONDS if most_seconds is None else most_seconds)
     graph, found, exact = bench.graph, bench.graph.num_units, bench.graph.num_exact_units
     try:
         if bench.large:
@@ -114,21 +114,20 @@ def upper_bound(bench: Workbench, most_seconds: float | None = None) -> UpperBou
             model = in_double(stand_in(model, share_tensors=False))
             inputs = cast(inputs, torch.float64)
         wide = replace(bench, model=model, inputs=_larger_batch(model, inputs))
-        scales = family(graph, MOST_SCALES)
+        scales = Family(graph, MOST_SCALES)
         if not scales.tensors:
             raise Untested("the model has no floating-point parameter")
         with wide.without_eps() as layers:
-            bound = _bounded(Sampler(wide, scales, scales.units), seconds)
+            bound = _bounded(Sampler(wide, scales), deadline)
     except Untested as refusal:
         return UpperBound(None, found, None, f"not attempted: {refusal}")
     if not bench.depends_on_eps(layers):
         # without an eps both models, and both bounds, are the same
         return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
     with NoEps(None):
-        left = seconds - (time.thread_time() - start)
-        units = csr_array(scales.units @ graph.exact)
+        scales.units = csr_array(scales.units @ graph.exact)
         try:
-            held = _bounded(Sampler(wide, scales, units), left)
+            held = _bounded(Sampler(wide, scales), deadline)
         except Untested:
             return replace(bound, exact_found=exact)
     words = f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
@@ -166,38 +165,36 @@ def _larger_batch(model: nn.Module, inputs: Inputs) -> Inputs:
     return larger
 
 
-def _bounded(sampler: Sampler, seconds: float) -> UpperBound:
+def _bounded(sampler: Sampler, deadline: float) -> UpperBound:
     """The bound for one treatment of ``eps``."""
-    scales, units = sampler.scales, sampler.units
-    start = time.thread_time()
-    rows, found = np.zeros((0, scales.matrix.shape[1])), units.shape[1]
+    scales, start = sampler.scales, time.thread_time()
+    rows, found = np.zeros((0, scales.matrix.shape[1])), scales.units.shape[1]
     for number in range(1, ROUNDS + 1):
-        rows = _sampled(sampler, rows, number, seconds - (time.thread_time() - start))
+        rows = _sampled(sampler, rows, number, deadline)
         alive = csr_array(scales.matrix[sampler.alive])
-        gram = csr_array(alive.T @ alive)
-        used = np.flatnonzero(gram.diagonal())
-        gram = csr_array(gram[used][:, used])
-        values, table, size = _singular_values(rows[:, used])
+        gram = (alive.T @ alive).toarray()
+        # (what has no effect leaves rounding errors in its columns)
+        values, table, size = _singular_values(rows * (gram.diagonal() != 0))
+        used = int(np.count_nonzero(gram.diagonal()))
         rank = int((values >= ZERO).sum())
         # (log-scales that move no scalar: of each matrix its rows against its columns)
-        idle = len(used) - int(np.linalg.matrix_rank(gram.toarray(), hermitian=True))
+        idle = used - int(np.linalg.matrix_rank(gram, hermitian=True))
         # units that move nothing but scalars without effect are no null vectors here
-        known = csr_array(units[sampler.alive])
+        known = csr_array(scales.units[sampler.alive])
         moved = found if sampler.alive.all() else _rank((alive.T @ known).toarray())
-        more = max(0, len(used) - rank - idle - moved)
+        more = max(0, used - rank - idle - moved)
         if not more:
             break
     over = []
     if more:
         null = np.linalg.svd(table)[2][rank:].T / size[:, None]
         null = null / np.linalg.norm(null, axis=0)
-        over = _left_over(scales, csr_array(alive[:, used]), used, known, null)
+        over = _left_over(scales, alive, known, null)
     kept, dropped = values[:rank], values[rank:]
     smallest, largest = float(min(kept, default=0.0)), float(max(dropped, default=0.0))
-    weights = (t.scalars for t in scales.tensors if t.name in sampler.bench.graph.parameters)
-    dead = sum(int((~sampler.alive[scalars]).sum()) for scalars in weights)
+    dead = int((~sampler.alive[: scales.weights]).sum())
     words = (
-        f"{found:,} found; at most {found + more:,} exist: {len(used):,} log-scales of rows and"
+        f"{found:,} found; at most {found + more:,} exist: {used:,} log-scales of rows and"
         f" columns, {idle:,} of them redundant, rank {rank:,} in {len(rows):,} samples at "
         + describe_inputs(*sampler.bench.inputs)
         + f"; singular values down to {smallest:.0e} of the largest"
@@ -210,7 +207,7 @@ def _bounded(sampler: Sampler, seconds: float) -> UpperBound:
         found=found,
         closed=not more,
         evidence=words,
-        log_scales=len(used),
+        log_scales=used,
         rank=rank,
         redundant=idle,
         samples=len(rows),
@@ -222,7 +219,7 @@ def _bounded(sampler: Sampler, seconds: float) -> UpperBound:
     )
 
 
-def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) -> np.ndarray:
+def _sampled(sampler: Sampler, rows: np.ndarray, number: int, deadline: float) -> np.ndarray:
     """So many more samples that they can have full rank, ``number`` times as many in all."""
     start, begin = time.thread_time(), len(rows)
     blocks, count, runs, idle, empty = [rows], begin, 0, 0, 0
@@ -238,10 +235,9 @@ def _sampled(sampler: Sampler, rows: np.ndarray, number: int, seconds: float) ->
         if empty > 20 or (runs >= RUNS and 2 * sampler.wrong > sampler.taken):
             wrong = "its gradients are not those of its function (detached, or of its own backward"
             raise Untested(f"{wrong} pass)" if sampler.wrong else sampler.problem)
-        passed = time.thread_time() - start
-        if runs > 3 and passed / (count - begin or 1) * (wanted - begin) > seconds:
-            expected = passed / (count - begin or 1) * wanted
-            raise Untested(f"{wanted:,} samples would take about {expected:,.0f} seconds")
+        each = (time.thread_time() - start) / (count - begin or 1)
+        if runs > 3 and start + each * (wanted - begin) > deadline:
+            raise Untested(f"{wanted:,} samples would take about {each * wanted:,.0f} seconds")
     return np.concatenate(blocks)
 
 
@@ -263,13 +259,13 @@ def _rank(table: np.ndarray) -> int:
 
 
 def _left_over(
-    scales: Family, alive: csr_array, used: np.ndarray, known: csr_array, null: np.ndarray
+    scales: Family, alive: csr_array, known: csr_array, null: np.ndarray
 ) -> list[dict[str, Any]]:
     """Tensors, and their rows, that null vectors move beyond what any found unit moves.
 
     ``P^T P a`` is 0 in a tensor exactly where ``a`` moves none of its scalars. ``alive`` is ``P``
-    for scalars with an effect and the log-scales ``used``, ``known`` has the log-scales of the same
-    scalars by found units, ``null`` null vectors in columns.
+    for scalars with an effect, ``known`` has the log-scales of the same scalars by found units,
+    ``null`` null vectors in columns.
     """
     # (less the nearest found unit to each null vector, by what both do to scalars)
     moves = (alive.T @ known).toarray()
@@ -277,10 +273,9 @@ def _left_over(
     left = alive.T @ (alive @ null) - moves @ (inverse @ (moves.T @ null))
     result = []
     for tensor in scales.tensors:
-        own = (used >= tensor.columns.start) & (used < tensor.columns.stop)
-        size = np.linalg.norm(left[own], axis=1)
+        size = np.linalg.norm(left[tensor.columns], axis=1)
         if size.max(initial=0) > 1e-6:
-            rows = used[own][size > 1e-6 * size.max()] - tensor.columns.start
-            named = sorted(rows[rows < tensor.rows].tolist())[:NAMED]
+            rows = np.flatnonzero(size > 1e-6 * size.max())
+            named = rows[rows < tensor.rows].tolist()[:NAMED]
             result.append({"tensor": tensor.name, "size": float(size.max()), "rows": named})
     return sorted(result, key=lambda entry: -entry["size"])

@@ -95,7 +95,8 @@ def verify(
     check_capturable(model)
     check_inputs(model, args, kwargs)
     with untouched(model), torch.inference_mode(False), with_numbers():
-        shapes = _shapes_only(model, (args, kwargs))
+        held = (*model.parameters(), *model.buffers(), *leaves((args, kwargs)))
+        shapes = any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
         if not shapes:
             check_finite(model, (args, kwargs))
         args, kwargs = ordinary((args, kwargs))
@@ -144,12 +145,6 @@ def verify(
         seconds=round(time.perf_counter() - start, 3),
         **found,
     )
-
-
-def _shapes_only(model: nn.Module, inputs: Any) -> bool:
-    """Whether a tensor of the model or of its inputs has no values to measure with."""
-    held = (*model.parameters(), *model.buffers(), *leaves(inputs))
-    return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
 
 
 def _check_own(graph: ReductionGraph, model: nn.Module) -> None:

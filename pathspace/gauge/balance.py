@@ -93,9 +93,7 @@ def balancing(
     """
     expect_arguments("balancing", model=model, graph=graph)
     expect_numbers("balance_", "a positive number", p=p, tolerance=tolerance)
-    own = dict(model.named_parameters(remove_duplicate=False))
-    expect_blocks("balance_", model, graph)
-    pairs = Pairs(graph, p, own)
+    pairs = Pairs(graph, p, expect_blocks("balance_", model, graph))
     start = np.zeros(graph.num_units)
     before = pairs.sides(start)[2]
     if not np.isfinite(before):

@@ -13,6 +13,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from ..graph.parts import idle
 from ..graph.structure import Structure
 from ..models.values import require_values
 
@@ -50,11 +51,10 @@ class MatrixLayout:
         self.head = head.expand(heights).reshape(-1)
         self.side = (tail if mixed else root).expand(heights).reshape(-1)
         self.tail = (root if mixed else tail).expand(widths).reshape(-1)
-        self.groups: Tensor | None = None
-        self.by_row = axis is None or axis in rows
+        self.by_row, own = axis is None or axis in rows, root
         if axis is not None:
             own = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in dims])
-            self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
+        self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
 
     def matrix(self, values: Tensor, largest: bool) -> Tensor:
         """Values as a matrix: the largest, or the sum, of those with the same ends."""
@@ -70,8 +70,6 @@ class MatrixLayout:
 
     def group_of(self, row: Tensor, column: Tensor) -> Tensor:
         """The group (channel) of each entry; 0 if there is only one group."""
-        if self.groups is None:
-            return torch.zeros_like(row)
         return self.groups[row if self.by_row else column]
 
     def group_by_tail(self) -> None:
@@ -82,7 +80,7 @@ class MatrixLayout:
     @property
     def count(self) -> int:
         """The number of groups."""
-        return 1 if self.groups is None else int(self.groups.max()) + 1
+        return int(self.groups.max()) + 1
 
 
 @dataclass(eq=False)
@@ -145,10 +143,8 @@ class Pairs:
 
     def _edges(self, own: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for block in self.graph.blocks:
-            value = own[block.name].detach().double().cpu()
-            value = value + self.graph.shifts.get(block.name, 0.0)
-            if block.unused is not None:
-                value = value.masked_fill(block.unused.expand(block.shape), 0)
+            # (a copy, which is overwritten)
+            value = torch.where(idle(block), 0.0, block.values(own[block.name].double()).cpu())
             yield value, block.head, block.tail
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:

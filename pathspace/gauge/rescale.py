@@ -165,8 +165,7 @@ def _expect_range(name: str, tensor: Tensor, head: Tensor, tail: Tensor, shift: 
     largest = float(tensor.detach().abs().nan_to_num(0.0, 0.0).amax()) + abs(shift)
     if largest * float(head.amax()) / float(tail.amin()) <= limit:
         return
-    up, down = head.to(tensor.device), tail.to(tensor.device)
-    after = moved(tensor.double(), up, down, shift).abs()
+    after = moved(tensor.double(), head, tail, shift).abs()
     if bool(((after > limit) | after.isnan()).logical_and(tensor.isfinite()).any()):
         raise InputError(
             f"rescale_ found log-scales that take {name!r} beyond the range of {tensor.dtype},"

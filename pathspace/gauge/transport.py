@@ -77,11 +77,9 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
     """An optimizer's buffers for a parameter that have its shape, each with its power."""
     kind = type(optimizer)
     for key, buffer in optimizer.state.get(parameter, {}).items():
-        if (
-            not isinstance(buffer, Tensor)
-            or (buffer.dim() == 0 and parameter.dim() > 0)
-            or key in _COUNTS
-        ):
+        if not isinstance(buffer, Tensor) or key in _COUNTS:
+            continue
+        if buffer.dim() == 0 and parameter.dim() > 0:
             continue
         known = (_REGISTERED[base] for base in kind.__mro__ if base in _REGISTERED)
         power = next((powers[key] for powers in known if key in powers), None)

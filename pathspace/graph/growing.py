@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from ..errors import InputError, UnsupportedError
 from ..models.values import has_values
-from .edge_rows import EdgeRows, edge_rows
+from .edge_rows import EdgeRows
 from .spanning_tree import SpanningTree, changes, other_factors, single
 from .structure import Structure
 
@@ -52,25 +53,14 @@ class SpanningTreeBuilder:
         self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
         self.phi = np.zeros(graph.num_units) if phi is None else phi
         self.random = np.random.default_rng([seed, int(entering)])
-        count = graph.num_units + 1
-        self.tree = SpanningTree.without_edges(count)
-        self.rest = self.tree.rest
-        self.rounds: list[np.ndarray] = []
-        self._reached = np.zeros(count, bool)
-        self._reached[0] = True
+        self.tree = SpanningTree(graph.num_units + 1)
         if dead is not None:
             self.tree.dead[:] = dead
-            self._reached |= dead
-        self._look()
-        self._seen: dict[tuple[int, bool], EdgeRows] = {}
+        self._reached = self.tree.dead.copy()
+        self._look(np.array([0]))
+        # the rows of a block, with the units that need an edge at the near side
+        self.rows = cache(lambda i, forward: EdgeRows(graph.blocks[i], entering == forward))
         self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
-
-    def rows(self, block: int, forward: bool) -> EdgeRows:
-        """The rows of a block, with the units that need an edge at the near side."""
-        key = (block, forward)
-        if key not in self._seen:
-            self._seen[key] = edge_rows(self.graph.blocks[block], self.entering == forward)
-        return self._seen[key]
 
     def grow(self) -> SpanningTree:
         """Build the whole tree, which reaches every unit."""
@@ -82,11 +72,7 @@ class SpanningTreeBuilder:
                 " layer follows another one, so that no weight connects one of them alone; use"
                 " rescale, balance or GaugeFixed, which need no skeleton."
             )
-        return self.grown()
-
-    def grown(self) -> SpanningTree:
-        """The tree as far as it has grown."""
-        return replace(self.tree, rounds=tuple(self.rounds), rest=self.rest)
+        return self.tree
 
     def reach(self) -> np.ndarray:
         """Grow as far as possible, forward edges first; the units not reached."""
@@ -138,14 +124,21 @@ class SpanningTreeBuilder:
                 rows = self.rows(block, forward)
                 units = np.abs(rows.near)
                 position = np.flatnonzero((units > 0) & (units < len(into)))
-                if len(position):
-                    size = self._largest(block, rows, position, ~rows.dead)[2]
-                    np.maximum.at(into, units[position], size)
+                size = self._largest(block, rows, position, ~rows.dead)[2]
+                np.maximum.at(into, units[position], size)
         return np.maximum(every, along), along
 
-    def _look(self) -> None:
-        """Update which ids are reached: of a product all of its factors are."""
+    def _look(self, units: np.ndarray) -> None:
+        """Note that units are reached, and which ids: of a product all of its factors are."""
+        self._reached[units] = True
         self.reached = abs(self.graph.expand) @ ~self._reached == 0
+
+    def _connect(self, units: np.ndarray, **edges: Any) -> None:
+        """Put the edges of units into the tree."""
+        for name, values in edges.items():
+            getattr(self.tree, name)[units] = values
+        self.tree.rounds.append(units)
+        self._look(units)
 
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
         found: list[tuple[np.ndarray, ...]] = []
@@ -159,8 +152,6 @@ class SpanningTreeBuilder:
             open_ = self.reached[np.abs(rows.far)] & ~rows.dead
             wanted &= np.asarray(open_.any(1))[rows.which]
             position = np.flatnonzero(wanted)
-            if len(position) == 0:
-                continue
             flat, column, score = self._pick(block, rows, position, open_)
             near, far = rows.near[position], rows.far[rows.which[position], column % open_.shape[1]]
             kept = (score >= 0) | zeros
@@ -183,15 +174,9 @@ class SpanningTreeBuilder:
         good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
         units, first = np.unique(lacking[good], return_index=True)
         best = good[first]
-        tree = self.tree
-        tree.block[units], tree.index[units] = source[best], flat[best]
-        tree.forward[units] = forward
-        tree.parent[units] = np.abs(far[best])
-        tree.own[units] = np.where(near[best] < 0, -1, 1)
-        tree.other[units] = np.where(far[best] < 0, -1, 1)
-        self._reached[units] = True
-        self._look()
-        self.rounds.append(units)
+        own, other = (np.where(ids[best] < 0, -1, 1) for ids in (near, far))
+        edges = {"block": source[best], "index": flat[best], "parent": np.abs(far[best])}
+        self._connect(units, forward=forward, own=own, other=other, **edges)
         return True
 
     def _joint_round(self, zeros: bool) -> bool:
@@ -212,14 +197,8 @@ class SpanningTreeBuilder:
             units, chosen, own = single(change, self._reached)
             if not len(units):
                 continue
-            tree = self.tree
-            tree.block[units], tree.index[units] = block, flat[chosen]
-            tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
-            tree.own[units] = own
-            self.rest = self.rest + other_factors(units, change[chosen], own)
-            self._reached[units] = True
-            self.rounds.append(units)
-            self._look()
+            self.tree.rest = self.tree.rest + other_factors(units, change[chosen], own)
+            self._connect(units, block=block, index=flat[chosen], forward=True, own=own)
             return True
         return False
 
@@ -257,7 +236,7 @@ class SpanningTreeBuilder:
         weight = self.graph.blocks[block].values(self._parameter(block))
         table = weight.permute(rows.order).reshape(rows.shape)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
-        cells, scores = [], []
+        cells, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
         measured = self.rule == "magnitude"
         if measured:
             near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
@@ -306,4 +285,4 @@ def tree_of_edges(
             f"The masks reach {graph.num_units - len(left)} of {graph.num_units} units of the"
             " reduction graph, expected one edge for each; load masks of this architecture."
         )
-    return builder.grown()
+    return builder.tree

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -39,62 +38,39 @@ def other_factors(units: np.ndarray, rows: csr_array, own: np.ndarray) -> csr_ar
     return csr_array(spread @ (rows - alone))
 
 
-@dataclass(frozen=True, eq=False)
 class SpanningTree:
-    """A spanning tree: for every unit the edge that connects it, and its parent.
-
-    Attributes:
-        block: index of the weight block of each unit's edge, ``int64`` of length ``H + 1``
-            (entry 0, the root, is -1).
-        index: flat position of the edge in the block's tensor.
-        forward: whether paths follow the edge in its direction (otherwise its exponent is -1).
-        parent: the unit (or root) at the edge's other end.
-        own: sign of the unit's log-scale in that of the edge (-1 only if
-            opposite scales are related).
-        other: sign of the parent's log-scale.
-        rounds: the units in an order in which each follows its parent.
-        rest: exponents ``(H + 1, H + 1)`` of the other factors, if an end of an
-            edge is a product of scales.
-        dead: mask of the units that only weights of 0 connect to the root.
+    """A spanning tree: for every unit the edge that connects it, and its parent; arrays of length
+    ``H + 1``, the root first.
     """
 
-    block: np.ndarray
-    index: np.ndarray
-    forward: np.ndarray
-    parent: np.ndarray
-    own: np.ndarray
-    other: np.ndarray
-    rounds: tuple[np.ndarray, ...]
-    rest: csr_array
-    dead: np.ndarray
-
-    @classmethod
-    def without_edges(cls, count: int) -> SpanningTree:
+    def __init__(self, count: int) -> None:
         """A tree of the root alone, for so many units, the root included."""
-        return cls(
-            block=np.full(count, -1, np.int64),
-            index=np.full(count, -1, np.int64),
-            forward=np.zeros(count, bool),
-            parent=np.zeros(count, np.int64),
-            own=np.ones(count, np.int64),
-            other=np.ones(count, np.int64),
-            rounds=(),
-            rest=csr_array((count, count), dtype=np.int64),
-            dead=np.zeros(count, bool),
-        )
+        # the weight block of each unit's edge, and the edge's flat position in the tensor
+        self.block = np.full(count, -1, np.int64)
+        self.index = np.full(count, -1, np.int64)
+        # whether paths follow the edge in its direction (otherwise its exponent is -1)
+        self.forward = np.zeros(count, bool)
+        # the unit (or root) at the edge's other end
+        self.parent = np.zeros(count, np.int64)
+        # signs of both log-scales in that of the edge (-1 only if opposite scales are related)
+        self.own = np.ones(count, np.int64)
+        self.other = np.ones(count, np.int64)
+        # the units in an order in which each follows its parent
+        self.rounds: list[np.ndarray] = []
+        # exponents of the other factors, if an end of an edge is a product of scales
+        self.rest = csr_array((count, count), dtype=np.int64)
+        # the units that only weights of 0 connect to the root
+        self.dead = np.zeros(count, bool)
 
     def without(self, units: np.ndarray) -> SpanningTree:
         """The tree without units and all their descendants, which have the value 1."""
-        return replace(
-            self,
-            block=np.where(units, -1, self.block),
-            index=np.where(units, -1, self.index),
-            parent=np.where(units, 0, self.parent),
-            own=np.where(units, 1, self.own),
-            other=np.where(units, 1, self.other),
-            rounds=tuple(some[~units[some]] for some in self.rounds),
-            rest=csr_array(self.rest.multiply((~units).astype(np.int64)[:, None])),
-        )
+        tree = SpanningTree(len(self.block))
+        for name in ("block", "index", "parent", "own", "other"):
+            getattr(tree, name)[~units] = getattr(self, name)[~units]
+        tree.forward, tree.dead = self.forward, self.dead
+        tree.rounds = [some[~units[some]] for some in self.rounds]
+        tree.rest = csr_array(self.rest.multiply((~units).astype(np.int64)[:, None]))
+        return tree
 
     def gather(self, graph: Structure) -> Tensor:
         """Weights of the tree's edges, float64, shape ``(H + 1,)``; 1 for the root."""

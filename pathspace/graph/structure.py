@@ -200,8 +200,7 @@ class Structure:
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Tail and head ids of all edges, two arrays of shape ``(m,)`` (for small graphs)."""
         parts = [block.ends_at(block.places) for block in self.blocks]
-        none = np.zeros(0, np.int64)
-        tails, heads = (np.concatenate([none, *(pair[side] for pair in parts)]) for side in (0, 1))
+        tails, heads = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
         return tails, heads
 
     def weights(self) -> Tensor:

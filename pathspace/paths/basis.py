@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..gauge.moves import moved
+from ..graph.parts import idle
 from ..graph.spanning_tree import SpanningTree
 from ..graph.structure import Structure
 from ..shown import WIDTH, Shown, shorten, text_table
@@ -316,20 +317,17 @@ class BasisPaths(Shown):
         suffix = skeleton.suffixes(torch.cat([one, signs.double()]))
         through = signed_power(chains, torch.from_numpy(skeleton.chain * skeleton.chain_sign))
         prefix = through / suffix
-        result, position = {}, skeleton.num_chains
+        result, free = {}, [self.in_no_tree(i) for i in range(len(graph.blocks))]
+        outside = values[skeleton.num_chains :].split([int(mask.sum()) for mask in free])
         for i, block in enumerate(graph.blocks):
-            free = self.in_no_tree(i)
-            own = block.values(graph.parameters[block.name].double()).cpu().reshape(-1)
-            path, count = own.clone(), int(free.sum())
-            path[free] = values[position : position + count]
-            position += count
-            entering, leaving = map(torch.from_numpy, skeleton.positions(block.name))
+            own = block.values(graph.parameters[block.name].double()).cpu()
+            entering, leaving = skeleton.positions(block.name)
+            path = own.reshape(-1).clone()
+            path[free[i]] = outside[i]
             heads = block.head.expand(block.shape).reshape(-1)[entering]
             path[entering] = signed_power(through, heads)
             scale = signed_power(prefix, block.tail) * signed_power(suffix, block.head)
-            weight = (path.reshape(block.shape) / scale).reshape(-1)
-            if not isinstance(used := block.used, slice):
-                weight[~used] = own[~used]
+            weight = torch.where(idle(block), own, path.reshape(block.shape) / scale).reshape(-1)
             weight[leaving] = signs.double()[torch.from_numpy(skeleton.tree_out.block[1:] == i)]
             result[block.name] = weight.reshape(block.shape) - block.shift
         buffers = graph.captured.buffers

@@ -22,11 +22,9 @@ PRIME = (1 << 61) - 1
 WORD = 2**63
 
 
-def _table(
-    ids: np.ndarray, width: int, rows: np.ndarray | None = None, height: int = 0
-) -> csr_array:
-    rows = np.arange(len(ids)) if rows is None else rows
-    return csr_array((np.sign(ids), (rows, np.abs(ids))), (height or len(ids), width))
+def _table(ids: np.ndarray, width: int) -> csr_array:
+    """A row for each signed id, with its sign at its place."""
+    return csr_array((np.sign(ids), (np.arange(len(ids)), np.abs(ids))), (len(ids), width))
 
 
 def counting_matrix(skeleton: TwoTrees) -> csr_array:
@@ -82,12 +80,13 @@ def coefficient_maps(skeleton: TwoTrees) -> tuple[csr_array, csr_array]:
     m, count, every = graph.num_weights, graph.num_units + 1, graph.expand.shape[0]
     tails, heads = graph.ends()
     into, out = (csr_array(_table(ids, every) @ graph.expand) for ids in (heads, tails))
-    by_unit, counted = -into, np.zeros(0, np.int64)
+    passed = np.zeros(m, np.int64)
     if skeleton.num_chains:
-        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-            numbers = np.setdiff1d(skeleton.edges(tree), counted)
-            by_unit = by_unit + _table(ids[numbers], count, numbers, m)
-            counted = np.union1d(counted, numbers)
+        # (an edge of both trees has one path)
+        for tree, ids in ((skeleton.tree_out, tails), (skeleton.tree_in, heads)):
+            numbers = skeleton.edges(tree)
+            passed[numbers] = ids[numbers]
+    by_unit = _table(passed, count) - into
     units = np.flatnonzero(skeleton.chain)
     ends = (units, skeleton.chain[units] - 1)
     to_chain = csr_array((skeleton.chain_sign[units], ends), (count, skeleton.num_chains))

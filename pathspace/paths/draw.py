@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import InputError, UnsupportedError, expect_arguments
 from ..files.writing import FORMATS, expect_suffix, save_picture
+from ..shown import shorten
 from .basis import BasisPaths, Path
 from .two_trees import TwoTrees
 
@@ -98,11 +99,8 @@ def _chosen(skeleton: TwoTrees, path: int | Path | None) -> Path | None:
     if isinstance(path, Path):
         return path
     if path is None:
-        return max(
-            basis,
-            key=lambda entry: int((entry.counts > 0).all()) * len(entry.numbers),
-            default=None,
-        )
+        # (of those along the edges, if there are any)
+        return max(basis, key=lambda p: int((p.counts > 0).all()) * len(p.numbers), default=None)
     if not isinstance(path, int | np.integer) or not -len(basis) <= path < len(basis):
         raise InputError(
             f"draw found path={path!r}, expected the number of one of the {len(basis):,} basis"
@@ -225,8 +223,7 @@ def _painted(graph: nx.MultiDiGraph, scalar: bool, title: str) -> Figure:
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set(xlim=(low[0], low[0] + width), ylim=(low[1], low[1] + height))
-    room = int(12 * width)
-    title = title if len(title) <= room else title[: room - 3] + "..."
+    title = shorten(title, int(12 * width))
     axes.set_title(title, loc="left", fontsize=10, x=0.1 / width, y=1.0, pad=-16)
 
     centred: dict[str, Any] = {"ha": "center", "va": "center"}

@@ -120,9 +120,8 @@ class LocalPaths(Unrolled):
 def _log_sum(logs: list[Any]) -> Any:
     top = max(logs, default=-math.inf)
     if any(isinstance(log, Tensor) for log in logs):
-        return torch.logsumexp(
-            torch.stack([torch.as_tensor(log, dtype=torch.float64) for log in logs]), 0
-        )
+        tensors = [torch.as_tensor(log, dtype=torch.float64) for log in logs]
+        return torch.logsumexp(torch.stack(tensors), 0)
     return top + math.log(sum(math.exp(log - top) for log in logs)) if logs else top
 
 

@@ -149,16 +149,13 @@ def _samples(captured: Captured, batch_dim: int | None) -> int:
     shape = next((tuple(each.shape) for each in shown if is_float(each) and each.dim()), ())
     if batch_dim is None or not shape:
         return 1
-    if not -len(shape) <= batch_dim < len(shape):
-        raise InputError(
-            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples in"
-            f" an output of shape {shape}, or None if there is none."
-        )
-    count: Any = shape[batch_dim]
+    inside = -len(shape) <= batch_dim < len(shape)
+    count: Any = shape[batch_dim] if inside else None
     if not isinstance(count, int):
         raise InputError(
-            f"path_norm found batch_dim={batch_dim}, a dimension of the outputs whose size depends"
-            " on data, expected the dimension that counts samples; use batch_dim=None."
+            f"path_norm found batch_dim={batch_dim}, expected the dimension that counts samples, of"
+            f" a size that does not depend on data, in an output of {len(shape)} dimensions; use"
+            " batch_dim=None if there is none."
         )
     return max(count, 1)
 

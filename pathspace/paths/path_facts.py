@@ -44,7 +44,7 @@ def by_facts(call: OperationCall, request: Request) -> Any:
     """The result if properties of the operation determine it, or ``None``."""
     facts, p, shown = call.facts, request.p, call.shown
     if facts.kind == "choice" and call.has(Chosen):
-        return _either(call, p)
+        return _every_path(call, p)
     if facts.kind in ("pick", "write", "part") and call.has(Unknown):
         return None
     if isinstance(shown, Tensor) and not shown.is_floating_point():
@@ -78,8 +78,7 @@ def _elementwise(call: OperationCall, request: Request) -> Any:
         return Sum.of(x.values * over.values, x.log + over.log)
     if facts.degree == (1,) and facts.kind != "activation":
         # all paths of the operands pass a maximum
-        operands = [one for one in call.leaves if isinstance(one, Sum | Tensor)]
-        return sums.added(*(sums.as_sum(one, p) for one in operands))
+        return _every_path(call, p)
     sloped = facts.kind == "activation" and len(args) == 2 and is_float(args[1])
     return call.kept(_rectified(call, request)) if facts.degree == (1,) or sloped else None
 
@@ -87,18 +86,15 @@ def _elementwise(call: OperationCall, request: Request) -> Any:
 def _rectified(call: OperationCall, request: Request) -> Sum:
     """All paths pass ``max(x, 0) + a min(x, 0)``, and again through a weight ``a``."""
     x, rest = sums.as_sum(call.args[0], request.p), [sums.wide(leaf) for leaf in call.args[1:]]
-    weighted, shape = not call.facts.degree, [1] * x.values.dim()
-    if not weighted and not request.bound:
-        return x
-    if weighted and rest[0].dim() == len(shape):
-        shape = list(rest[0].shape)
-    elif weighted and len(shape) > 1:
-        shape[1] = rest[0].numel()
-    # (random slopes are kept in an operand)
+    weighted = not call.facts.degree
     if not weighted:
-        rest = [torch.ones(shape) if isinstance(leaf, Sum | Tensor) else leaf for leaf in rest]
+        if not request.bound:
+            return x
+        # (random slopes are kept in an operand)
+        ones = torch.ones_like(x.values)
+        rest = [ones if isinstance(leaf, Sum | Tensor) else leaf for leaf in rest]
     one, other = (
-        _first(call, torch.full(shape, side).double(), rest).abs() ** request.p
+        _first(call, torch.full_like(x.values, side), rest).abs() ** request.p
         for side in (1.0, -1.0)
     )
     slope = one + other if weighted else torch.maximum(one, other)
@@ -111,8 +107,8 @@ def _first(call: OperationCall, x: Tensor, rest: Sequence[Any]) -> Tensor:
     return found
 
 
-def _either(call: OperationCall, p: float) -> Sum:
-    """The operands of a choice that data make: all paths of both."""
+def _every_path(call: OperationCall, p: float) -> Sum:
+    """All paths of all operands, as of a choice that data make."""
     real = [one for one in call.leaves if isinstance(one, Sum) or is_float(one) or is_number(one)]
     found = sums.added(*(sums.as_sum(one, p) for one in real))
     shapes = [one.shape for one in call.leaves if isinstance(one, Tensor)]

@@ -177,7 +177,7 @@ class PathSums(fx.Interpreter):
     def passed(self, call: OperationCall) -> Any:
         """Pass sums through an operation."""
         if call.facts.kind in _NUMBERS:
-            call = OperationCall(call.node, pytree.tree_map(self._number, call.args), call.kwargs)
+            call = call.mapped(self._number)
         try:
             # (sums over paths leave the range of small types before the numbers do)
             wide = OperationCall(call.node, call.args, pytree.tree_map(sums.wide, call.kwargs))

@@ -273,17 +273,15 @@ class AffineMap:
         with torch_kept():
             return pytree.tree_map(_finite, self.run(*own, **named))
 
-    def drawn(self, seed: int) -> list[Tensor]:
-        """Random operands."""
-        source = torch.Generator().manual_seed(seed)
-        shapes = [one.values.shape for one in self.entering]
-        return [torch.randn(shape, dtype=torch.float64, generator=source) for shape in shapes]
-
     def moves(self) -> bool | None:
         """Whether every result is a constant or an element of an operand; ``None`` if the function
         is not affine at random operands.
         """
-        one, two = self.drawn(0), self.drawn(1)
+        source, shapes = torch.Generator().manual_seed(0), [s.values.shape for s in self.entering]
+        one, two = (
+            [torch.randn(shape, dtype=torch.float64, generator=source) for shape in shapes]
+            for _ in range(2)
+        )
         start = self.at(torch.zeros_like(value) for value in one)
         if not isinstance(start, Tensor) or start.dtype != torch.float64:
             return None
@@ -318,9 +316,7 @@ class AffineMap:
                 column = self.at([*zeros[:place], unit.reshape(shapes[place]), *zeros[place + 1 :]])
                 total = total + ((column - start) / WIDE).abs() ** self.p * size
             parts.append(Sum.of(total, one.log))
-        result = added(*parts)
-        shapes = [part.values.shape for part in parts]
-        return Sum(result.values.expand(torch.broadcast_shapes(*shapes)), result.log)
+        return added(*parts)
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:

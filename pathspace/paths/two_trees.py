@@ -59,7 +59,7 @@ class TwoTrees:
         """The skeleton without its dead units, which nothing changes."""
         if not len(self.dead):
             return self
-        units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
+        units = self.tree_in.dead | self.tree_out.dead
         tree_in = self.tree_in.without(units)
         tree_out = tree_in if self.tree_out is self.tree_in else self.tree_out.without(units)
         return replace(self, tree_in=tree_in, tree_out=tree_out)
@@ -67,8 +67,7 @@ class TwoTrees:
     @cached_property
     def lost(self) -> np.ndarray:
         """Mask of the ids, derived ones included, that depend on the scale of a dead unit."""
-        mask = np.isin(np.arange(self.graph.num_units + 1), self.dead)
-        lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
+        lost: np.ndarray = abs(self.graph.expand) @ (self.tree_in.dead | self.tree_out.dead) > 0
         return lost
 
     def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -92,26 +91,24 @@ class TwoTrees:
             mask.view(-1)[torch.from_numpy(part)] = True
         return mask
 
-    def _masks(self, *sides: int) -> dict[str, Tensor]:
-        found = {block.name: self.positions(block.name) for block in self.graph.blocks}
-        return {
-            name: self.mask(name, *(ends[side] for side in sides)) for name, ends in found.items()
-        }
+    def _masks(self, sides: slice) -> dict[str, Tensor]:
+        names = [block.name for block in self.graph.blocks]
+        return {name: self.mask(name, *self.positions(name)[sides]) for name in names}
 
     @cached_property
     def incoming(self) -> dict[str, Tensor]:
         """Parameter name -> mask of the edges of ``T_in``."""
-        return self._masks(0)
+        return self._masks(slice(0, 1))
 
     @cached_property
     def outgoing(self) -> dict[str, Tensor]:
         """Parameter name -> mask of the edges of ``T_out``."""
-        return self._masks(1)
+        return self._masks(slice(1, 2))
 
     @cached_property
     def masks(self) -> dict[str, Tensor]:
         """Parameter name -> mask of all skeleton edges, the paper's ``M``."""
-        return self._masks(0, 1)
+        return self._masks(slice(0, 2))
 
     @cached_property
     def shared(self) -> np.ndarray:
@@ -125,7 +122,7 @@ class TwoTrees:
         """Number and sign of every unit's chain, and the units that the chains begin with."""
         tree, graph = self.tree_in, self.graph
         # where one tree serves both directions there are no p_v
-        rounds = () if graph.forms.shape[0] else tree.rounds
+        rounds = [] if graph.forms.shape[0] else tree.rounds
         first = np.zeros(graph.expand.shape[0], np.int64)
         signs = np.ones(len(first), np.int64)
         joined = np.isin(np.arange(len(first)), self.shared)
@@ -183,9 +180,9 @@ class TwoTrees:
         for units in tree.rounds:
             own, both = tree.own[units], tree.own[units] * tree.other[units]
             step = np.where(tree.forward[units], own, -own)
-            parents = np.where(both != 0, expand[tree.parent[units]] @ sums, 0)
             with np.errstate(invalid="ignore"):
-                sums[units] = step * numbers[units] + both * parents + tree.rest[units] @ sums
+                parents = both * (expand[tree.parent[units]] @ sums)
+                sums[units] = step * numbers[units] + parents + tree.rest[units] @ sums
         every: np.ndarray = expand @ sums
         return every
 
