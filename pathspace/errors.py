@@ -69,7 +69,6 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 _KINDS = {
     "model": (("Module",), "a torch.nn.Module"),
     "graph": (("Structure",), "a ReductionGraph, as ps.trace makes it"),
-    "phi": (("Tensor",), "a tensor of log-scales, one for each unit of the reduction graph"),
     "skeleton": (("TwoTrees",), "a Skeleton, as graph.skeleton() makes it"),
     "spaces": (("FeatureSpaces",), "spaces, as ps.spaces finds them"),
     "operator": (("LinearOperator",), "a linear operator, such as diagnostics.jacobian(model, x)"),

@@ -1,6 +1,4 @@
-"""The base class of results: a table in a terminal, text in ``str``, HTML in a notebook, and a
-dictionary for programs.
-"""
+"""The base class of results: a table, text, HTML in a notebook, a dictionary for programs."""
 
 from __future__ import annotations
 

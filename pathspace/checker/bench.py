@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .document import Rejected, require
 
@@ -26,26 +28,16 @@ LARGE = 30_000_000
 def duplicate(model: Any) -> Any:
     """A copy without gradient histories; objects that cannot be copied are shared."""
     memo: dict[int, Any] = {}
-    seen: set[int] = set()
-    waiting = [model]
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen or isinstance(value, type):
-            continue
-        seen.add(id(value))
-        if isinstance(value, Tensor):
-            if not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-        elif isinstance(value, Mapping):
-            waiting += value.values()
-        elif isinstance(value, list | tuple | set):
-            waiting += value
-        else:
+    parts = (vars(module).items() for module in model.modules())
+    held = [value for part in parts for key, value in part if key != "_modules"]
+    for value in {id(leaf): leaf for leaf in tree_leaves(held)}.values():
+        if not isinstance(value, Tensor):
             try:
-                value.__reduce_ex__(4)
-                waiting += getattr(value, "__dict__", {}).values()
-            except Exception:
+                copy.deepcopy(value, dict(memo))
+            except (TypeError, pickle.PickleError):
                 memo[id(value)] = value
+        elif not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
     return copy.deepcopy(model, memo)
 
 
@@ -248,9 +240,7 @@ class Runner:
         return torch.cat(found) if found else torch.zeros(0)
 
     def draw(self, number: int, manner: str = "") -> Tensor | None:
-        """Other weights, and inputs where the model takes others; the outputs, or ``None`` if none
-        is a number other than 0.
-        """
+        """Other weights and inputs, and the outputs; ``None`` if none is a number other than 0."""
         size = SIZES[number % len(SIZES)]
         # zeros hide differences: no scale changes a bias or a running mean of 0
         for each in (manner or MANNERS[number % len(MANNERS)], "signs"):
@@ -268,9 +258,7 @@ class Runner:
         return None
 
     def rounds(self, before: Tensor, eps: float = 0.0) -> bool:
-        """Whether the last digits of weights, or ``eps`` if that is more, change the outputs more
-        than is tolerated: then nothing can be said.
-        """
+        """Whether last digits of weights, or ``eps``, change the outputs more than is tolerated."""
         new = []
         for _, value in numbers_of(self.model):
             noise = torch.randn(value.shape, generator=self.generator).to(value)

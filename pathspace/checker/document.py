@@ -17,25 +17,11 @@ STATEMENT = (
     " generators as there are units; the basis paths of the two trees are as many as weights less"
     " units, and independent"
 )
-FIELDS = {
-    "format": str,
-    "version": int,
-    "model": str,
-    "statement": str,
-    "weights": int,
-    "units": int,
-    "dimension": int,
-    "tensors": list,
-    "products": list,
-    "statistics": list,
-    "pinned": list,
-    "unused": list,
-    "trees": dict,
-    "shared_edges": int,
-    "chains": int,
-    "basis_paths": int,
-    "digest": str,
-}
+# the fields of a document, by their kind
+NUMBERS = "version weights units dimension shared_edges chains basis_paths"
+TEXTS, LISTS = "format model statement digest", "tensors products statistics pinned unused"
+KINDS = {int: NUMBERS, str: TEXTS, list: LISTS, dict: "trees"}
+FIELDS = {field: kind for kind, fields in KINDS.items() for field in fields.split()}
 # documents whose runs stand for more numbers are rejected
 MOST_NUMBERS = 1 << 26
 

@@ -137,8 +137,7 @@ class _Bench(Runner):
         }
 
     def compare(self, before: torch.Tensor, times: int) -> bool:
-        """Whether the outputs do not change when unused scalars are redrawn, and when all units are
-        rescaled at random.
+        """Whether the outputs stay when unused scalars are redrawn, and units rescaled at random.
 
         Where they change as much by the last digits of every weight, nothing can be said.
         """

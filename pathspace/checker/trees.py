@@ -123,23 +123,18 @@ def compare_tensors(
     document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]
 ) -> None:
     """Check shapes of a model's tensors and, with values, that no tree weight is 0."""
-    sides = [document["trees"][side] for side in ("in", "out")]
-    units = document["units"]
-    trees = [
-        tuple(integers(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides
-    ]
+    trees = document["trees"].values()
+    tensor, index = (
+        np.concatenate([integers(tree[key], "a tree", document["units"]) for tree in trees])
+        for key in ("tensor", "index")
+    )
     for number, block in enumerate(blocks):
         require(block.name in tensors, f"the model has no tensor {block.name}")
         value = tensors[block.name]
         require(tuple(value.shape) == block.shape, f"{block.name} has another shape in the model")
         if is_bare(value):
             continue
-        flat = (
-            value.detach().reshape(-1)
-            if hasattr(value, "detach")
-            else np.asarray(value).reshape(-1)
-        )
-        for tensor, index in trees:
-            places = index[tensor == number].tolist()
-            alive = not places or bool((flat[places] + block.shift != 0).all())
-            require(alive, f"a tree weight of {block.name} is zero")
+        flat = (value.detach() if hasattr(value, "detach") else np.asarray(value)).reshape(-1)
+        places = index[tensor == number].tolist()
+        alive = not places or bool((flat[places] + block.shift != 0).all())
+        require(alive, f"a tree weight of {block.name} is zero")

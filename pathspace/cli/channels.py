@@ -30,15 +30,7 @@ Second = Annotated[str, argument("B", "Weights of the other model.")]
 
 By = StrEnum("By", ["weights", "paths"])
 MatchBy = StrEnum("MatchBy", ["weights", "activations"])
-Format = StrEnum(
-    "Format",
-    {
-        "llm_compressor": "llm-compressor",
-        "awq": "awq",
-        "smoothquant": "smoothquant",
-        "aimet": "aimet",
-    },
-)
+Format = StrEnum("Format", ["llm-compressor", "awq", "smoothquant", "aimet"])
 
 
 def _with_weights(loaded: Target, path: str) -> Target:
@@ -68,8 +60,7 @@ def prune(
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Remove channels from a model, and write a smaller module that computes the
-    same as the masked model.
+    """Remove channels, and write a smaller module that computes the same as the masked model.
 
     [bold]pathspace prune net.py:net --keep 0.5 -o smaller.pt[/]
 
@@ -175,7 +166,7 @@ def smooth(
     target: TargetArgument,
     form: Annotated[
         Format, typer.Option("--format", help="Quantisation tool whose format to write.")
-    ] = Format.llm_compressor,
+    ] = Format["llm-compressor"],
     inputs: InputOption = None,
     seed: SeedOption = 0,
 ) -> None:

@@ -1,9 +1,10 @@
-"""``pathspace rescale`` and ``balance``: checkpoints, which may be larger than the memory."""
+"""``pathspace rescale``, ``balance`` and ``rotate`` write checkpoints, of any size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +21,13 @@ if TYPE_CHECKING:
     from .target import Target as LoadedTarget
 
 Target = Annotated[str, argument("[TARGET]", "The model; omit it for a folder with config.json.")]
-Source = Annotated[str, argument("SOURCE", "A safetensors file, or a folder with one or several.")]
+A_CHECKPOINT = "A safetensors file, or a folder with one or several."
+Source = Annotated[str, argument("SOURCE", A_CHECKPOINT)]
 Destination = Annotated[
     str | None, argument("[DESTINATION]", "Output, like SOURCE; - for standard output.")
 ]
+RecipeFormat = StrEnum("RecipeFormat", ["llm-compressor"])
+Matrices = StrEnum("Matrices", ["hadamard", "random"])
 ExactOption = Annotated[
     bool,
     typer.Option("--exact/--all", help="Leave alone units that are free without an epsilon only."),
@@ -73,8 +77,7 @@ def rescale(
     [bold]pathspace rescale net.py:net model.safetensors rescaled.safetensors[/]
     [bold]pathspace rescale path/to/folder path/to/new-folder[/]
 
-    Exit codes: 0 written, 2 bad input. The same command completes a folder after a
-    run that was broken off.
+    Exit codes: 0 written, 2 bad input. The same command completes a folder that is unfinished.
     """
     from ..files.tensor_files import read_saved
 
@@ -105,14 +108,12 @@ def balance(
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Balance a checkpoint: write its rescaled copy with the smallest norm, which
-    computes the same function.
+    """Balance a checkpoint: write its rescaled copy of smallest norm, which is the same function.
 
     [bold]pathspace balance net.py:net model.safetensors balanced.safetensors[/]
     [bold]pathspace balance path/to/folder path/to/new-folder[/]
 
-    Exit codes: 0 written, 2 bad input. The same command completes a folder after a
-    run that was broken off.
+    Exit codes: 0 written, 2 bad input. The same command completes a folder that is unfinished.
     """
     target, source, destination = three_arguments(target, source, destination)
     expect_outputs("balance", json, (), destination if destination == STDOUT else None)
@@ -130,4 +131,45 @@ def balance(
     deliver(facts, json, str(found), destination)
 
 
-COMMANDS = (rescale, balance)
+def rotate(
+    target: Target,
+    source: Annotated[str | None, argument("[SOURCE]", A_CHECKPOINT)] = None,
+    destination: Destination = None,
+    by: Annotated[
+        Matrices,
+        typer.Option(help="Hadamard matrices with random signs, or random elements of all groups."),
+    ] = Matrices.hadamard,
+    form: Annotated[
+        RecipeFormat | None,
+        typer.Option("--format", help="Print a recipe for this tool; only TARGET is read."),
+    ] = None,
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rotate a checkpoint: write it in another basis of its features, in which it computes the
+    same function. Or print a recipe for a quantisation tool that does it.
+
+    [bold]pathspace rotate path/to/folder path/to/new-folder[/]
+    [bold]pathspace rotate transformers:path/to/config.json --format llm-compressor > recipe.yaml[/]
+
+    Exit codes: 0 written, 2 bad input. The same command completes a folder that is unfinished.
+    """
+    if form is not None and source is None:
+        with loading(target, inputs, "Reading the spaces of", seed=seed) as loaded:
+            recipe = ps.rotation_recipe(loaded.model, loaded.call(ps.spaces), form.value)
+        print(recipe)
+        return
+    if form is not None or source is None:
+        raise InputError(
+            f"rotate found {'no' if source is None else 'a'} SOURCE with"
+            f" {'no' if form is None else 'a'} --format, expected one of the two; give SOURCE and"
+            " DESTINATION to write a checkpoint, or --format to print a recipe."
+        )
+    target, source, destination = three_arguments(target, source, destination)
+    with rewriting("rotate", target, source, destination, inputs, seed) as (loaded, place):
+        found = loaded.call(ps.spaces)
+        ps.rotate_files(found, by.value, source, place, seed)
+    tell(f"Rotated {len(found.free):,} spaces. Wrote {destination}", destination == STDOUT)
+
+
+COMMANDS = (rescale, balance, rotate)

@@ -1,6 +1,4 @@
-"""Commands report each failure in one sentence on standard error, with an exit
-code for the kind of failure.
-"""
+"""Each failure of a command in one sentence on standard error, with an exit code for its kind."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,18 +44,15 @@ class ErrorSentenceGroup(TyperGroup):
         debug = "--debug" in given[:end]
         given = [word for word in given[:end] if word != "--debug"] + given[end:]
 
-        def run() -> int:
-            code = super(ErrorSentenceGroup, self).main(
-                given, prog_name, standalone_mode=False, **extra
-            )
+        token = _debugging.set(debug)
+        try:
+            code = super().main(given, prog_name, standalone_mode=False, **extra)
+            code = code if isinstance(code, int) else 0
             # (there is none if it was closed before)
             if sys.stdout is not None:
                 sys.stdout.flush()
-            return code if isinstance(code, int) else 0
-
-        token = _debugging.set(debug)
-        try:
-            code = guarded(run)
+        except (Exception, KeyboardInterrupt) as error:
+            code = reported(error)
         finally:
             _debugging.reset(token)
         if standalone_mode:
@@ -72,25 +67,15 @@ class ErrorSentenceGroup(TyperGroup):
             raise Abort from error
 
 
-def guarded(run: Callable[[], int]) -> int:
-    """Call ``run`` and return its exit code, or say in one sentence why there is none: 2 after any
-    error, 130 after an interrupt. With ``--debug`` the traceback is above the sentence.
+def reported(error: BaseException) -> int:
+    """Say in one sentence why a command failed, and return its exit code: 2 after any error, 130
+    after an interrupt. With ``--debug`` the traceback is above the sentence.
     """
-    caught: BaseException
-    try:
-        return run()
-    except PathspaceError as error:
-        sentence, code, caught = str(error), BAD_INPUT, error
-    except BrokenPipeError as error:
-        # whoever reads has seen enough, as typer also takes it
-        _write_nowhere()
-        sentence, code, caught = "", FAILED, error
-    except (Exception, KeyboardInterrupt) as error:
-        sentence, code, caught = _unexpected(error), BAD_INPUT, error
-    if _began_with_an_interrupt(caught):
+    sentence, code = _sentence(error), FAILED if isinstance(error, BrokenPipeError) else BAD_INPUT
+    if _began_with_an_interrupt(error):
         sentence, code = "Interrupted before the end.", INTERRUPTED
     if debugging():
-        traceback.print_exception(caught, file=sys.stderr)
+        traceback.print_exception(error, file=sys.stderr)
     if sentence:
         say("Error", "red", sentence)
     return code
@@ -103,8 +88,14 @@ def _began_with_an_interrupt(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _unexpected(error: BaseException) -> str:
-    """The sentence for wrong usage, an output that cannot be written, or a defect."""
+def _sentence(error: BaseException) -> str:
+    """What went wrong: also wrong usage, an output that cannot be written, or a defect."""
+    if isinstance(error, PathspaceError):
+        return str(error)
+    if isinstance(error, BrokenPipeError):
+        # whoever reads has seen enough, as typer also takes it
+        _write_nowhere()
+        return ""
     if hasattr(error, "format_message"):  # of typer, whose module differs between versions
         usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", error.format_message())
         usage = usage.replace("Value error, ", "")

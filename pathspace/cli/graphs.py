@@ -1,4 +1,4 @@
-"""``pathspace verify``, ``check``, ``explain``, ``draw`` and ``masks``: what a graph tells."""
+"""``pathspace verify``, ``check``, ``explain``, ``draw``, ``masks`` and ``spaces``."""
 
 from __future__ import annotations
 
@@ -165,8 +165,7 @@ def explain(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """List every parameter as in path space, pinned or unused, with the
-    reason for every fixed scale.
+    """List every parameter as in path space, pinned or unused, with a reason for each fixed scale.
 
     [bold]pathspace explain net.py:Net --input 2x3x32x32[/]
 
@@ -239,4 +238,23 @@ def masks(
     tell(f"Wrote {output}", output == STDOUT)
 
 
-COMMANDS = (verify, check, explain, draw, masks)
+def spaces(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    train: TrainOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """List the spaces of features of a model, and the matrices that may mix each of them.
+
+    [bold]pathspace spaces transformers:path/to/config.json[/]
+
+    Exit codes: 0 listed, 2 bad input.
+    """
+    with loading(target, inputs, "Reading the spaces of", train=train, seed=seed) as loaded:
+        found = loaded.call(ps.spaces)
+    facts = {"dimension": found.dimension, "spaces": [space.to_dict() for space in found]}
+    deliver(facts, json, found)
+
+
+COMMANDS = (verify, check, explain, draw, masks, spaces)

@@ -1,5 +1,4 @@
-"""Models of libraries as targets: ``transformers:path/to/config.json``,
-``timm:NAME``, ``torchvision:NAME``.
+"""Models of transformers, timm and torchvision as targets.
 
 The architecture is built, with random weights or, above :data:`LARGE` weights, without
 numbers: nothing is loaded.
@@ -11,6 +10,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ PACKAGES = {"torchvision": "torchvision.models"}
 BATCH, TOKENS, SIDE, FRAMES = 2, 8, 224, 16
 
 Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
-Make = Callable[[], tuple[nn.Module, Example | None]]
+Make = Callable[[], nn.Module]
 
 
 def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
@@ -40,28 +40,29 @@ def build_library_model(spec: str) -> tuple[nn.Module, Example | None]:
             f"The target '{spec}' needs the package {library}, which cannot be imported ({error});"
             f" install it with pip install {library}, in a version for your torch."
         ) from error
-    make = _BUILDERS[library](package, name)
+    find, example = _BUILDERS[library]
+    make = find(package, name)
     try:
         # (warnings of a library about its own defaults are not for those who name a model)
         with warnings.catch_warnings(action="ignore"):
-            model, example = _made(make)
+            model = _made(make)
+            return model.eval(), example(model)
     except Exception as error:  # the code of the model may raise anything
         raise InputError(
             f"{library} cannot build the model of '{name}': {_line(error)}; build it in Python"
             " first to see why."
         ) from error
-    return model.eval(), example
 
 
-def _made(make: Make) -> tuple[nn.Module, Example | None]:
+def _made(make: Make) -> nn.Module:
     """The model without numbers, or with them if it is small or runs while it is built."""
     try:
         with without_weights():
-            model, example = make()
+            model = make()
     except RuntimeError:
         return make()
     small = sum(parameter.numel() for parameter in model.parameters()) <= LARGE
-    return make() if small else (model, example)
+    return make() if small else model
 
 
 def _transformers(package: Any, path: str) -> Make:
@@ -79,14 +80,9 @@ def _transformers(package: Any, path: str) -> Make:
             f" ({_line(error)}); expected JSON with the model_type of transformers"
             f" {package.__version__}, or name a function that builds the model, file.py:name."
         ) from error
-    kind = _architecture(package, config, path)
-
-    def make() -> tuple[nn.Module, Example | None]:
-        model = package.AutoModel.from_config(config) if kind is None else kind(config)
-        # (a structure has no data type, and parts with their own do not run)
-        return model.float(), _inputs(model, config)
-
-    return make
+    kind = _architecture(package, config, path) or package.AutoModel.from_config
+    # (a structure has no data type, and parts with their own do not run)
+    return lambda: kind(config).float()
 
 
 def _architecture(package: Any, config: Any, path: str) -> Any:
@@ -108,8 +104,9 @@ def _architecture(package: Any, config: Any, path: str) -> Any:
     return found
 
 
-def _inputs(model: Any, config: Any) -> Example | None:
+def _inputs(model: Any) -> Example | None:
     """The model's main input, text beside pictures, and a decoder's start; or ``None``."""
+    config = model.config
     names = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     wanted = [main]
@@ -141,23 +138,21 @@ def _example(name: str, config: Any) -> Tensor | None:
 def _timm(package: Any, name: str) -> Make:
     # (after a full stop, the data that weights were trained on)
     _known("timm", name, name.partition(".")[0], package.list_models())
+    return partial(package.create_model, name, pretrained=False)
 
-    def make() -> tuple[nn.Module, Example]:
-        model = package.create_model(name, pretrained=False)
-        return model, torch.randn(BATCH, *model.default_cfg.get("input_size", (3, SIDE, SIDE)))
 
-    return make
+def _image(model: Any) -> Tensor:
+    return torch.randn(BATCH, *model.default_cfg.get("input_size", (3, SIDE, SIDE)))
 
 
 def _torchvision(package: Any, name: str) -> Make:
     _known("torchvision", name, name, package.list_models())
 
-    def make() -> tuple[nn.Module, Example]:
+    def make() -> Any:
         try:
-            model = package.get_model(name, weights=None, weights_backbone=None)
+            return package.get_model(name, weights=None, weights_backbone=None)
         except TypeError:  # (it has no backbone)
-            model = package.get_model(name, weights=None)
-        return model, _pictures(model)
+            return package.get_model(name, weights=None)
 
     return make
 
@@ -183,10 +178,11 @@ def _line(error: BaseException) -> str:
     return on_one_line(str(error.__cause__ or error))
 
 
-_BUILDERS: dict[str, Callable[[Any, str], Make]] = {
-    "timm": _timm,
-    "torchvision": _torchvision,
-    "transformers": _transformers,
+# library -> how a model is found by its name, and the example inputs of one
+_BUILDERS: dict[str, tuple[Callable[[Any, str], Make], Callable[[Any], Example | None]]] = {
+    "timm": (_timm, _image),
+    "torchvision": (_torchvision, _pictures),
+    "transformers": (_transformers, _inputs),
 }
 
 LIBRARIES = tuple(_BUILDERS)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
 
-from . import channels, checkpoints, fitting, graphs, spaces
+from . import channels, checkpoints, fitting, graphs
 from .errors import ErrorSentenceGroup, say
 
 _GROUP = "pathspace.commands"
@@ -68,7 +67,7 @@ def root(
     """
 
 
-for _commands in (graphs, checkpoints, fitting, channels, spaces):
+for _commands in (graphs, checkpoints, fitting, channels):
     for _command in _commands.COMMANDS:
         app.command()(_command)
 
@@ -96,15 +95,12 @@ def load_extensions() -> None:
             )
 
 
-def _names_own_command(words: Sequence[str]) -> bool:
-    own = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    first = next((word for word in words if not word.startswith("-")), None)
-    return first in own or "--version" in words
-
-
 def main() -> None:
     """Run the ``pathspace`` console command."""
+    words = sys.argv[1:]
+    own = {getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    first = next((word for word in words if not word.startswith("-")), None)
     # The packages behind other commands may be slow to import, and are not needed for our own.
-    if not _names_own_command(sys.argv[1:]):
+    if first not in own and "--version" not in words:
         load_extensions()
     app()

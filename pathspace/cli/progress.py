@@ -81,9 +81,7 @@ def tell(shown: RenderableType, aside: bool = False, markup: bool = False) -> No
 def deliver(
     facts: Mapping[str, Any], json: str | None, shown: RenderableType, output: str | None = None
 ) -> None:
-    """Write facts as JSON if asked, and show them, and what was written, unless JSON goes to
-    standard output.
-    """
+    """Write facts as JSON if asked; show them, and what was written, unless JSON is printed."""
     from ..shown import plain
 
     write_text(dumps(plain(facts), indent=2, allow_nan=False), json)

@@ -1,6 +1,4 @@
-"""The console command. It imports nothing at its top, so that an early interrupt also
-gives a one-line message.
-"""
+"""The console command; it imports nothing at its top, so that early interrupts end in one line."""
 
 import sys
 

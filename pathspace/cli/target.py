@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, did_you_mean, on_one_line
+from ..models.inputs import batch_inputs
 from ..models.isolation import seed_torch, torch_kept
 from ..models.refusals import user_frame
 from . import libraries
@@ -51,16 +52,8 @@ class Target:
         return replace(self, model=model)
 
 
-@dataclass(frozen=True)
-class InputSpec:
-    """The shape of one example input, and its dtype; ``None`` for the dtype of the model."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None = None
-
-
-def parse_input(text: str) -> InputSpec:
-    """Read one ``--input`` value: sizes joined by ``x`` (or commas), then optionally ``:dtype``."""
+def parse_input(text: str) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """The shape and dtype of an ``--input``: sizes joined by ``x`` or commas, then ``:dtype``."""
     sizes, colon, dtype = text.strip().partition(":")
     sizes = re.sub("[X,]", "x", sizes)
     if not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
@@ -73,7 +66,7 @@ def parse_input(text: str) -> InputSpec:
             f"The input '{text}' has the unknown dtype '{dtype}'"
             f"{did_you_mean(dtype, _DTYPES)}: choose one of {', '.join(_DTYPES)}."
         )
-    return InputSpec(shape, _DTYPES[dtype] if colon else None)
+    return shape, _DTYPES[dtype] if colon else None
 
 
 def load_target(
@@ -98,14 +91,10 @@ def load_target(
         seed_torch(seed)
         model, example = libraries.build_library_model(spec) if of_library else _build(spec, found)
     if specs:
-        target = Target(spec, model, _make_inputs(model, specs, seed))
-    elif isinstance(example, dict):
-        target = Target(spec, model, kwargs=example)
-    else:
-        alone = isinstance(example, torch.Tensor)
-        target = Target(spec, model, (example,) if alone else tuple(example or ()))
-    if need_inputs or specs or example is not None:
-        _check_call(target, given=bool(specs) or example is not None)
+        example = _make_inputs(model, specs, seed)
+    target = Target(spec, model, *batch_inputs(() if example is None else example))
+    if need_inputs or example is not None:
+        _check_call(target, given=example is not None)
     if train is not None:
         target.model.train(train)
     return target
@@ -214,23 +203,23 @@ def _kind(value: Any) -> str:
 
 
 def _make_inputs(
-    model: nn.Module, specs: Sequence[InputSpec], seed: int
+    model: nn.Module, specs: Sequence[tuple[tuple[int, ...], torch.dtype | None]], seed: int
 ) -> tuple[torch.Tensor, ...]:
     own = next((p for p in model.parameters() if p.is_floating_point()), None)
     own_dtype = torch.get_default_dtype() if own is None else own.dtype
     device = torch.device("cpu") if own is None else own.device
     generator = torch.Generator().manual_seed(seed)
     tensors = []
-    for spec in specs:
-        dtype = spec.dtype or own_dtype
+    for shape, dtype in specs:
+        dtype = dtype or own_dtype
         try:
             if dtype.is_floating_point or dtype.is_complex:
-                tensor = torch.randn(spec.shape, dtype=dtype, generator=generator)
+                tensor = torch.randn(shape, dtype=dtype, generator=generator)
             else:
-                tensor = torch.randint(0, 2, spec.shape, generator=generator)
+                tensor = torch.randint(0, 2, shape, generator=generator)
             tensors.append(tensor.to(device, dtype))
         except (RuntimeError, TypeError, MemoryError) as error:
-            text, size = "x".join(map(str, spec.shape)), math.prod(spec.shape) * dtype.itemsize
+            text, size = "x".join(map(str, shape)), math.prod(shape) * dtype.itemsize
             raise InputError(
                 f"The input '{text}' of {size / 2**30:.3g} GiB cannot be created on {device} "
                 f"({type(error).__name__}): give smaller sizes."

@@ -1,6 +1,4 @@
-"""Checkpoints on disk: one safetensors file, or a folder with one such file
-or several and their index.
-"""
+"""Checkpoints on disk: one safetensors file, or a folder with several and their index."""
 
 from __future__ import annotations
 

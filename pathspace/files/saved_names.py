@@ -27,9 +27,7 @@ class _View(Tensor):
 
 
 def conversions(folder: Path) -> list[Any]:
-    """How transformers converts a checkpoint in this folder when it reads it; nothing where the
-    folder has no such configuration, or transformers is not there.
-    """
+    """How transformers converts the checkpoint in a folder when it reads it; empty if not."""
     try:
         kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping

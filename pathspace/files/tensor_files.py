@@ -61,11 +61,6 @@ class StoredTensor:
         """Bytes of one scalar, or 1 for a type that this module can only copy."""
         return 1 if self.dtype is None else self.dtype.itemsize
 
-    @property
-    def rows(self) -> int:
-        """Number of slices along the first dimension per piece."""
-        return max(1, PIECE * self.shape[0] // max(self.size, 1)) if self.shape else 1
-
 
 @dataclass(frozen=True)
 class TensorFile:
@@ -103,10 +98,11 @@ class TensorFile:
         entry = self.entries[name]
         assert entry.dtype is not None
         rows = entry.shape[0] if entry.shape else 1
+        step = max(1, PIECE * rows // max(entry.size, 1))
         with open(self.path, "rb") as file:
             file.seek(entry.start)
-            for first in range(0, rows, entry.rows):
-                count = min(entry.rows, rows - first)
+            for first in range(0, rows, step):
+                count = min(step, rows - first)
                 data = np.fromfile(file, np.uint8, entry.size * count // max(rows, 1))
                 shape = (count, *entry.shape[1:]) if entry.shape else ()
                 values = torch.from_numpy(data).view(entry.dtype if len(data) else torch.uint8)

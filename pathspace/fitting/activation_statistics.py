@@ -149,7 +149,5 @@ def _places(a: Tensor, b: Tensor, table: Tensor, near: float, fixed: int) -> tup
     if not len(table):
         return a, torch.full(a.shape, fixed)
     change = (b / a).log()
-    after = torch.searchsorted(table, change).clamp(max=len(table) - 1)
-    before = (after - 1).clamp(min=0)
-    place = torch.where((change - table[before]) < (table[after] - change), before, after)
+    place = torch.bucketize(change, (table[1:] + table[:-1]) / 2)
     return a, torch.where((change - table[place]).abs() < near, place, fixed)

@@ -1,6 +1,4 @@
-"""Choose a gauge: the minimum of an objective over all rescalings of a network,
-with a bound that proves it.
-"""
+"""Gauges that minimise an objective over all rescalings, with a bound that proves it."""
 
 from __future__ import annotations
 

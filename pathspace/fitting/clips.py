@@ -1,6 +1,4 @@
-"""Clips whose bounds are rescaled with the gauge: ReLU6 and Hardtanh with one bound per
-unit in place of a constant.
-"""
+"""ReLU6 and Hardtanh with one bound for each unit, which the gauge rescales."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Convex functions of log-scales with largest entries in them: minimised, with a
-lower bound on the minimum.
-"""
+"""Convex functions of log-scales and of largest entries: minimised, with a lower bound."""
 
 from __future__ import annotations
 
@@ -66,11 +64,6 @@ class LogTensor:
         """The group of each row, or of each column."""
         own = self.layout.groups
         return self.start + (torch.zeros_like(self.layout.head) if own is None else own)
-
-    def tops(self, top: Tensor) -> Tensor:
-        """The value of the group of each entry, in a shape that broadcasts to the entries."""
-        own = top[self.groups]
-        return own[:, None] if self.layout.by_row else own[None, :]
 
 
 class Peaks:

@@ -166,7 +166,7 @@ def fit_dtype(
         except InputError:
             # (scales beyond the model's own type)
             continue
-        again = Calibrated(moved, [kwargs or args for args, kwargs in held.batches])
+        again = Calibrated(moved, held.batches)
         if max(map(distance, again.reference, held.reference)) > MOVED:
             # (a norm whose variance comes near its eps)
             continue

@@ -1,6 +1,4 @@
-"""Batch norms in evaluation mode, folded into the linear maps before them: the same
-function with fewer tensors.
-"""
+"""Batch norms in evaluation mode, folded into the linear maps before them."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ class Range:
         def total(top: Tensor, logs: Tensor) -> Tensor:
             value = top.sum() * 0
             for entry in peaks.entries:
-                lacking = entry.tops(top) - levels - entry.moved(logs)
+                largest = top[entry.groups].unsqueeze(1 if entry.layout.by_row else 0)
+                lacking = largest - levels - entry.moved(logs)
                 # (in single precision, because there are as many as weights; zeros lack nothing)
                 steps = lacking.float().masked_fill(~entry.logs.isfinite(), -torch.inf)
                 value = value + F.softplus(2 * steps).sum(dtype=torch.float64)

@@ -1,9 +1,8 @@
-"""Modules before and after each set of units, which SmoothQuant, AWQ and
-cross-layer equalisation rescale.
-"""
+"""Modules before and after each set of units, which tools for quantisation rescale."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from json import dumps
@@ -71,7 +70,9 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     """
     expect_arguments("smoothing_pairs", graph=graph)
     sides = {block.name: _units(graph, block) for block in graph.blocks}
-    biases = {block.name for block in graph.blocks if _is_bias(block, graph.blocks)}
+    beside = Counter(owner(block.name) for block in graph.blocks)
+    vectors = [block.name for block in graph.blocks if len(block.shape) == 1]
+    biases = {name for name in vectors if name.endswith("bias") and beside[owner(name)] > 1}
     readers_of: dict[int, list[str]] = {}
     for block in graph.blocks:
         for unit in sides[block.name][1] if len(block.shape) > 1 else ():
@@ -102,11 +103,6 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
         left_out = _left_out(graph, writing, names, ids)
         pairs.append(SmoothingPair(writing, reading, names, exact, ids, left_out))
     return pairs
-
-
-def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
-    beside = [other for other in blocks if owner(other.name) == owner(block.name)]
-    return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
 
 
 def _left_out(

@@ -1,6 +1,4 @@
-"""Example inputs in their usual forms: the output of a tokenizer, a dictionary in
-place of keywords, objects.
-"""
+"""Example inputs in their usual forms: tensors, outputs of tokenizers, dictionaries, objects."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ SAMPLES = 4
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def arranged(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Inputs:
     """Inputs as ``forward`` takes them: a mapping alone can stand for its keywords."""
     if kwargs is not None and not _by_name(kwargs):
         raise InputTypeError(
@@ -131,7 +127,7 @@ def opened(
     return tuple(tensors)
 
 
-def batch_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def batch_inputs(batch: Any) -> Inputs:
     """The positional and the keyword inputs of a batch."""
     if isinstance(batch, list | tuple):
         return tuple(batch), {}

@@ -168,9 +168,7 @@ class InDouble(TorchFunctionMode):
 
 
 class _Loops(TorchFunctionMode):
-    """``scan`` is a loop over its function: without its compiler, torch's own returns the
-    results as lists, in another form than the function's.
-    """
+    """``scan`` as a loop: without its compiler, torch's own returns results in another form."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") != "scan":

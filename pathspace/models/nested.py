@@ -1,6 +1,4 @@
-"""Tensors inside whatever a model takes or returns: containers, dataclasses, caches,
-objects of the user's own.
-"""
+"""Tensors inside whatever a model takes or returns: containers, caches, objects of the user."""
 
 from __future__ import annotations
 

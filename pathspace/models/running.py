@@ -1,6 +1,4 @@
-"""Run a model once, and record its outputs, how its rectifiers are switched, and
-the types it computes in.
-"""
+"""One run of a model: its outputs, how its rectifiers are switched, the types it computes in."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ from .walk import every_module
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
     """A copy of ``model`` that computes the same function and returns its tensors as one tuple.
 
-    Caches of keys and values are switched off, compiled modules run uncompiled,
-    and sharding is removed.
+    Caches are switched off, compiled modules run uncompiled, and sharding is removed.
     """
     twin = safe_deepcopy(unsharded(model), share_tensors)
     make_recordable(twin)

@@ -104,7 +104,7 @@ class ChannelGroups(Shown):
 
     @cached_property
     def _tester(self) -> CutTester:
-        return CutTester.of(self.model, self._inputs)
+        return CutTester(self.model, self._inputs)
 
     @property
     def removable(self) -> tuple[ChannelGroup, ...]:
@@ -292,7 +292,7 @@ class ChannelGroups(Shown):
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
-        tester = CutTester.of(model, self._inputs)
+        tester = CutTester(model, self._inputs)
         wanted = tester.reference()
         far = distance(tester.run(lambda copy: reorder(copy, self._slices, orders)), wanted)
         if far > 10 * TOLERANCE:

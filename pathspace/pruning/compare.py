@@ -25,8 +25,7 @@ from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
 from .groups import Slices, real
-from .matching import by_size, by_weights, permuted, weights_of
-from .rotated_orders import orders_between_bases
+from .matching import by_size, by_weights, orders_between_bases, permuted, weights_of
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes
@@ -206,8 +205,7 @@ def _inside(
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """The second model with channels and the channels inside of them in order.
 
-    Channels that have some inside come first, matched by size, which the order inside does not
-    change.
+    Channels with some inside come first, matched by size, which no order inside changes.
     """
     within = {side for sides in inside.values() for side in sides}
     whole = {name: sides for name, sides in slices.items() if within & sides.keys()}

@@ -16,6 +16,8 @@ from ..inference.registry import RULES, facts_of, is_own, operation_name
 # tensors of the model that an operation may read, by the name of the argument
 HELD = {"weight": "parameter", "bias": "parameter"}
 HELD |= {"running_mean": "buffer", "running_var": "buffer"}
+# what has a batch along its first dimension
+FLOWING = ("input", "operation")
 POINTWISE = ("activation", "function", "sum", "product", "clip", "dropout")
 POOLING = ("maximum pooling", "average pooling")
 # (elements stay in their order)
@@ -47,30 +49,25 @@ def _is_number(node: fx.Node) -> bool:
 def _treats_alike(node: fx.Node, kinds: Mapping[str, str]) -> bool:
     name, kind, value = operation_name(node.target), facts_of(node).kind, node.meta.get("val")
     given = named_arguments(node.target, node.args, dict(node.kwargs))
-    read = {
-        key: each
+    read = [
+        (key, kinds.get(each.name, "operation"), each.meta["val"])
         for key, each in given.items()
         if isinstance(each, fx.Node) and not _is_number(each)
-    }
-    sources = {key: kinds.get(each.name, "operation") for key, each in read.items()}
-    shapes = [
-        each.meta["val"].shape
-        for key, each in read.items()
-        if sources[key] in ("input", "operation")
     ]
+    shapes = [operand.shape for _, source, operand in read if source in FLOWING]
     if (
         not shapes
         or min(map(len, shapes)) < 2
         or not isinstance(value, Tensor)
         or name not in RULES
         or not is_own(RULES[name])
-        or any(own not in ("input", "operation", HELD.get(key)) for key, own in sources.items())
+        or any(source not in (*FLOWING, HELD.get(key)) for key, source, _ in read)
     ):
         return False
     old, new, rank, alone = shapes[0], value.shape, len(shapes[0]), len(shapes) == 1
     if name == "aten.linear":
         return alone and rank == 2
-    known = "input" not in sources.values()
+    known = all(source != "input" for _, source, _ in read)
     if kind == "convolution" or kind in POOLING:
         known = known or (kind == "convolution" and given["groups"] == 1)
         return known and alone and name.endswith(f"{rank - 2}d")

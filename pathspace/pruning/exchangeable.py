@@ -81,9 +81,7 @@ def unused(captured: Captured) -> list[str]:
 def nested_groups(
     captured: Captured, model: nn.Module, groups: Iterable[ChannelGroup]
 ) -> tuple[ChannelGroup, ...]:
-    """Channels inside the channels of some groups: features of one head, outputs of one group of a
-    convolution.
-    """
+    """Channels inside channels: features of one head, outputs of one group of a convolution."""
     tensors, owner, channels = tensors_of(model), dict[Side, Tensor](), 0
     for group in groups:
         for side, where in group.slices.items():
@@ -142,9 +140,7 @@ def exchangeable(
 
 
 class RandomisedGraph:
-    """A captured graph with random weights, drawn several times: parameters and buffers in float64
-    by name, with the outputs on a part of its inputs.
-    """
+    """A captured graph with random weights in float64, and its outputs on a part of its inputs."""
 
     def __init__(
         self, captured: Captured, part: Callable[[Any], Any], moving: set[str], draws: int
@@ -161,9 +157,7 @@ class RandomisedGraph:
 
     @torch.no_grad()
     def outputs(self, tensors: Mapping[str, Tensor], sign: int, seed: int = 0) -> list[Tensor]:
-        """Outputs on the same inputs for every seed, which draws what is random in the graph, with
-        parameters of one sign; none without values.
-        """
+        """Outputs with parameters of one sign; ``seed`` draws what is random in the graph."""
 
         def signed(name: str, own: Tensor) -> Tensor:
             held = tensors.get(name, own)
@@ -180,14 +174,11 @@ class RandomisedGraph:
 
     def changes(self, groups: Sequence[ChannelGroup]) -> bool:
         """Whether outputs differ when the channels of each group go round."""
-        slices = {str(number): group.slices for number, group in enumerate(groups)}
+        slices = dict(enumerate(group.slices for group in groups))
         for tensors, wanted in self.draws:
-            orders = {}
-            for number, group in enumerate(groups):
-                # a random cycle moves every channel
-                cycle = torch.randperm(len(group), generator=self.generator)
-                orders[str(number)] = torch.empty_like(cycle)
-                orders[str(number)][cycle] = cycle.roll(1)
+            # (a random cycle moves every channel)
+            cycles = (torch.randperm(len(group), generator=self.generator) for group in groups)
+            orders = {number: cycle.roll(1)[cycle.argsort()] for number, cycle in enumerate(cycles)}
             moved = ordered(tensors, slices, orders)
             for sign, before in zip(SIGNS, wanted, strict=True):
                 if distance(self.outputs(moved, sign), before) > ROUNDING:
@@ -205,9 +196,7 @@ class RandomisedGraph:
         return list(dict.fromkeys(some[0] for some, changes in tried if changes))
 
     def parts(self, group: ChannelGroup) -> list[ChannelGroup]:
-        """The largest sets of at least two channels that can be permuted; none if there are many
-        kinds of channels.
-        """
+        """The largest sets of channels that can be permuted; none if there are many kinds."""
         left = iter(range(RUNS))
         sets: list[list[int]] = []
 
@@ -230,9 +219,7 @@ class RandomisedGraph:
 
 
 def _drawn(captured: Captured, moving: set[str], seed: int) -> dict[str, Tensor]:
-    """Random values in float64 for parameters; buffers keep theirs, or multiples of them if they
-    have channels.
-    """
+    """Random values in float64 for parameters, and multiples for buffers that have channels."""
     generator, found = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, tensor in (*captured.parameters.items(), *captured.buffers.items()):
         own = as_float64(tensor.detach().clone())

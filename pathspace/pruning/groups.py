@@ -6,7 +6,6 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -22,8 +21,8 @@ from ..shown import Shown
 
 Item = TypeVar("Item")
 Failure = TypeVar("Failure")
-# group -> (tensor, dimension) -> positions, shape (channels, positions)
-Slices = Mapping[str, Mapping[Side, Tensor]]
+# group, or its number -> (tensor, dimension) -> positions, shape (channels, positions)
+Slices = Mapping[Any, Mapping[Side, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,17 +82,10 @@ def real(tensor: Tensor) -> Tensor:
 
 def channel_sums(slices: Slices, values: Callable[[str], Tensor]) -> dict[str, Tensor]:
     """Group -> sums over all entries of each channel, of values by the names of tensors."""
-    dims: dict[str, set[int]] = defaultdict(set)
-    for name, dim in (side for sides in slices.values() for side in sides):
-        dims[name].add(dim)
     sums: dict[Side, Tensor] = {}
-    for name, wanted in dims.items():
+    for name, dim in {side for sides in slices.values() for side in sides}:
         entries = values(name)
-        # (sums along the dimensions that hold no channels come first, because they are the same)
-        idle = [dim for dim in range(entries.dim()) if dim not in wanted]
-        entries = entries.sum(idle, keepdim=True) if idle else entries
-        for dim in wanted:
-            sums[name, dim] = entries.movedim(dim, 0).reshape(entries.shape[dim], -1).sum(1)
+        sums[name, dim] = entries.movedim(dim, 0).reshape(entries.shape[dim], -1).sum(1)
     return {
         group: torch.stack([sums[side][where].sum(1) for side, where in sides.items()]).sum(0)
         for group, sides in slices.items()
@@ -119,9 +111,7 @@ def part_of(group: ChannelGroup, channels: Tensor) -> ChannelGroup:
 
 
 def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Iterator[ChannelGroup]:
-    """The channels of one reading, those of one layout together: also single ones, but none of
-    known sides.
-    """
+    """The channels of one reading by their layout, also single ones, but none of known sides."""
     positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -153,12 +143,9 @@ def alike_channels(found: Channels, model: nn.Module, known: set[Side]) -> Itera
     for layout, slices in groups.items():
         # (of what no weight reads nothing is known: taps of a kernel that
         # are picked one by one, say)
-        read = any(name in parameters for name, _ in slices) and (
-            not found.certain or any(side in found.reads for side in slices)
-        )
+        readers = frozenset(side for side in slices if side in found.reads)
+        read = any(name in parameters for name, _ in slices) and (readers or not found.certain)
         if read and not known & slices.keys():
-            readers = frozenset(side for side in slices if side in found.reads)
-            writers = [name for name, dim in slices if (name, dim) not in readers]
-            writers = writers or [next(iter(slices))[0]]
+            writers = [side[0] for side in slices if side not in readers] or [next(iter(slices))[0]]
             writer = next((name for name in writers if name.endswith("weight")), writers[0])
             yield ChannelGroup(writer, slices, readers, reasons[layout])

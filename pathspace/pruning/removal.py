@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -26,9 +25,7 @@ PIXELS = 64
 
 
 class Multiple(NamedTuple):
-    """An integer attribute of the user's modules of one type that counts a group's channels: its
-    value for each channel.
-    """
+    """An attribute of modules of one type that counts channels of a group: its value for each."""
 
     module: type
     attribute: str
@@ -42,16 +39,15 @@ Adjustments = Mapping[str, Sequence[Multiple]]
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
     """A context at whose end all modules hold the tensors and attributes that they held before."""
-    held = [
-        part
+    before = [
+        (part, dict(part))
         for _, module, _ in holders(model)
         for part in (vars(module), module._parameters, module._buffers)
     ]
-    before = [dict(part) for part in held]
     try:
         yield
     finally:
-        for part, values in zip(held, before, strict=True):
+        for part, values in before:
             part.clear()
             part.update(values)
 
@@ -84,13 +80,6 @@ def mask_channels(model: nn.Module, cuts: Sequence[Cut]) -> None:
 @torch.no_grad()
 def remove_channels(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> None:
     """Remove the channels from every tensor, and from the numbers that modules store."""
-    multiples = [
-        (module, multiple, cut)
-        for cut in cuts
-        for multiple in adjustments.get(cut.group.name, ())
-        for module in owners(model, cut)
-        if type(module) is multiple.module
-    ]
     tensors, gone = tensors_of(model), dict[Side, Tensor]()
     for cut in cuts:
         for side in cut.group.slices:
@@ -108,9 +97,11 @@ def remove_channels(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustme
     for module, own in before:
         if any(id(tensor) in new for tensor in own.values()):
             declare(module, own)
-    for module, (_, attribute, each), cut in multiples:
-        if getattr(module, attribute) == len(cut.group) * each:
-            setattr(module, attribute, len(cut.kept) * each)
+    for cut in cuts:
+        for kind, attribute, each in adjustments.get(cut.group.name, ()):
+            for module in owners(model, cut):
+                if type(module) is kind and getattr(module, attribute) == len(cut.group) * each:
+                    setattr(module, attribute, len(cut.kept) * each)
 
 
 def owners(model: nn.Module, cut: Cut) -> list[nn.Module]:
@@ -128,9 +119,8 @@ def owners(model: nn.Module, cut: Cut) -> list[nn.Module]:
 def multiples_of(model: nn.Module, cut: Cut) -> list[Multiple]:
     """Attributes that may have to shrink, the likeliest first.
 
-    Such a multiple may by chance be a number that does not change, which comes last: the size of
-    one channel, where its name says so (``head_dim``), or a size of its own parameters that
-    stays.
+    A multiple may by chance be a number that does not change, and comes last: the size of one
+    channel, where its name says so (``head_dim``), or a size of its own parameters that stays.
     """
     tensors, sizes = tensors_of(model), cut.positions
     sides = {(id(tensors[name]), dim) for name, dim in cut.group.slices}
@@ -175,40 +165,27 @@ def redrawn_copy(model: nn.Module) -> nn.Module:
     return copy
 
 
-def one_sample(inputs: Any) -> Any:
-    """The first sample of a batch, where all tensors have equally many rows."""
-    rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in real_leaves(inputs)}
-    return mapped(lambda leaf: leaf[:1], inputs) if len(rows) == 1 else inputs
-
-
 def corner(value: Any) -> Any:
     """A corner of an image or volume; other values as they are."""
     image = isinstance(value, Tensor) and value.dim() > 3 and value.is_floating_point()
     return value[:, :, *(slice(PIXELS) for _ in value.shape[2:])] if image else value
 
 
-@dataclass
 class CutTester:
-    """The one copy of a model, with redrawn weights, on which all cuts are tested. It is as before
-    after each test.
-    """
+    """A copy of a model with redrawn weights, which is as before after each test of cuts."""
 
-    model: nn.Module
-    # the model's own types of its tensors, by name
-    types: Mapping[str, torch.dtype]
-    # the smallest first; those on which the copy does not run are left out. The last are the given
-    # ones, for code that fails in float64
-    inputs: list[tuple[Sequence[Any], Mapping[str, Any]]]
-    # those that were found for the groups so far
-    adjustments: dict[str, Sequence[Multiple]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> CutTester:
-        """A tester in float64, or in the model's own type if its code fails in float64."""
-        types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
+    def __init__(self, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> None:
+        self.model = redrawn_copy(model)
+        self.types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
+        # the smallest first; those on which the copy does not run are left out. The last are the
+        # given ones, for code that fails in float64
         wide = cast(inputs, torch.float64)
-        sample = one_sample(wide)
-        return cls(redrawn_copy(model), types, [mapped(corner, sample), sample, wide, inputs])
+        # (where all tensors have equally many rows, these are the samples of a batch)
+        rows = {leaf.shape[0] if leaf.dim() else 0 for leaf in real_leaves(wide)}
+        sample = mapped(lambda leaf: leaf[:1], wide) if len(rows) == 1 else wide
+        self.inputs = [mapped(corner, sample), sample, wide, inputs]
+        # those that were found for the groups so far
+        self.adjustments: dict[str, Sequence[Multiple]] = {}
 
     def run(self, change: Callable[[nn.Module], None]) -> list[Tensor]:
         """The outputs of the changed copy."""
@@ -245,8 +222,7 @@ class CutTester:
         return self.reference(lambda model: mask_channels(model, cuts))
 
     def adjust(self, cut: Cut) -> str:
-        """Find the attributes that have to shrink with one group; return why there are none, or
-        ``""``.
+        """Find the attributes that have to shrink with one group; why there are none, or ``""``.
 
         None are tried first, then those of earlier groups, more and more of the likeliest, and all
         but one, until the outputs agree. Those without which they agree as well keep their values.

@@ -13,7 +13,7 @@ import torch
 from command_line import importable
 from torch import nn
 
-from pathspace.cli.target import InputSpec, load_target, parse_input
+from pathspace.cli.target import load_target, parse_input
 from pathspace.errors import InputError
 
 NETS = """
@@ -178,7 +178,7 @@ def test_the_seed_decides_weights_and_inputs_and_global_state_is_kept(folder: Pa
     ],
 )
 def test_inputs_are_read(text: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-    assert parse_input(text) == InputSpec(shape, dtype)
+    assert parse_input(text) == (shape, dtype)
     (tensor,) = load_target("torch.nn:Identity", [text]).args
     assert (tensor.shape, tensor.dtype) == (shape, dtype or torch.float32)
 

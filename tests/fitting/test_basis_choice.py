@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.errors import InputError, InputTypeError
 from pathspace.fitting.basis_choice import BasisDescent
-from pathspace.fitting.calibration import Calibrated
-from pathspace.fitting.weight_inputs import WeightInputs
+from pathspace.fitting.calibration import Calibrated, WeightInputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BOTH = ps.Noise(bits=6, activations=6)
