@@ -25,7 +25,8 @@ from ..rotations.space import FeatureSpaces
 from ..shown import Shown
 from .exchangeable import channel_groups, nested_groups
 from .groups import Slices, real
-from .matching import by_size, by_weights, orders_between_bases, permuted, weights_of
+from .matching import by_size, by_weights, permuted, weights_of
+from .rotated_orders import orders_between_bases
 
 SAME = 1e-5
 # largest difference of outputs for one of weights, and the smallest of weights that rounding makes

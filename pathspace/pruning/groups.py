@@ -6,6 +6,7 @@ buffers; channels with equally many positions in the same dimensions belong toge
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -82,10 +83,17 @@ def real(tensor: Tensor) -> Tensor:
 
 def channel_sums(slices: Slices, values: Callable[[str], Tensor]) -> dict[str, Tensor]:
     """Group -> sums over all entries of each channel, of values by the names of tensors."""
+    dims: dict[str, set[int]] = defaultdict(set)
+    for name, dim in (side for sides in slices.values() for side in sides):
+        dims[name].add(dim)
     sums: dict[Side, Tensor] = {}
-    for name, dim in {side for sides in slices.values() for side in sides}:
+    for name, wanted in dims.items():
         entries = values(name)
-        sums[name, dim] = entries.movedim(dim, 0).reshape(entries.shape[dim], -1).sum(1)
+        # (sums along the dimensions that hold no channels come first, because they are the same)
+        idle = [dim for dim in range(entries.dim()) if dim not in wanted]
+        entries = entries.sum(idle, keepdim=True) if idle else entries
+        for dim in wanted:
+            sums[name, dim] = entries.movedim(dim, 0).reshape(entries.shape[dim], -1).sum(1)
     return {
         group: torch.stack([sums[side][where].sum(1) for side, where in sides.items()]).sum(0)
         for group, sides in slices.items()
