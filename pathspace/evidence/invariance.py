@@ -154,6 +154,8 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     words = "in the unchanged model, eps included: "
     if not every["units"]:
         return words + "there are no units to rescale"
+    if not every["changes"]:
+        return "nothing was measured, as tensors have no values"
     parts = [told(exact, "exact units")] if exact["units"] else []
     if exact["units"] < every["units"]:
         parts.append(told(every, "units, exact at eps = 0 only,"))
