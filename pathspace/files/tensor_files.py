@@ -32,7 +32,8 @@ TYPES: dict[str, torch.dtype] = {
     **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
 }
-PIECE = 1 << 24
+# bytes: a piece in float32 stays below 32 MB, above which every allocation takes fresh pages
+PIECE = 1 << 23
 
 
 @dataclass(frozen=True)
