@@ -13,12 +13,14 @@ import shutil
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
+from torch import nn
 
 import pathspace as ps
 from benchmarks.figures import keep, write
@@ -35,6 +37,16 @@ def config() -> Any:
     )  # fmt: skip
 
 
+def weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Random weights in single precision for a model without values, one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict().items():
+        # (rows of different sizes, so that there is something to balance)
+        noise = torch.randn(tensor.shape, generator=generator) * 0.02
+        grown = noise * (1 + torch.arange(len(tensor)) % 7).reshape(-1, *[1] * (tensor.dim() - 1))
+        yield name, 1 + noise if tensor.dim() == 1 else grown
+
+
 def create(folder: Path) -> int:
     """Write the checkpoint in shards of about 1 GB, layer by layer; its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,16 +54,11 @@ def create(folder: Path) -> int:
         model = transformers.LlamaForCausalLM(config())
     index: dict[str, str] = {}
     held: dict[str, torch.Tensor] = {}
-    generator, total = torch.Generator().manual_seed(0), 0
-    names = list(model.state_dict().items())
-    for place, (name, tensor) in enumerate(names):
-        # (rows of different sizes, so that there is something to balance)
-        noise = torch.randn(tensor.shape, generator=generator) * 0.02
-        held[name] = (
-            1 + noise if tensor.dim() == 1 else noise * (1 + torch.arange(len(tensor)) % 7)[:, None]
-        )
-        total += held[name].nbytes
-        if sum(entry.nbytes for entry in held.values()) > 1e9 or place == len(names) - 1:
+    total, last = 0, list(model.state_dict())[-1]
+    for name, tensor in weights(model):
+        held[name] = tensor
+        total += tensor.nbytes
+        if sum(entry.nbytes for entry in held.values()) > 1e9 or name == last:
             file = f"model-{len(set(index.values())) + 1:05}.safetensors"
             save_file(held, folder / file)
             index |= dict.fromkeys(held, file)
