@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from cases import CASES, NORMALISED, OP_AND_LOOP, Between, mlp
+from cases import CASES, NORMALISED, OP_AND_LOOP, mlp
 from hypothesis import given
 from oracles.alignment import aligned, edge_slots, incidence
 from oracles.exact import exact_rank, fraction_rank, integer_inverse
@@ -19,7 +18,7 @@ from oracles.jacobian import jacobian_rank
 from oracles.networks import Case, RandomConv, RandomDag, random_rnn
 from oracles.pathsets import Enumeration, enumerate_paths
 from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, seeds, tied_dag_specs
-from torch import Tensor, nn
+from torch import nn
 
 import pathspace as ps
 from pathspace.inference.unrolled import unroll
@@ -294,30 +293,3 @@ def test_basis_path_values_are_invariant(name: str) -> None:
         rtol=1e-10,
         atol=0,
     )
-
-
-@pytest.mark.parametrize(
-    ("power", "units"),
-    [
-        (lambda h: h.sqrt().square(), 4),
-        (lambda h: h.sqrt() * h.sqrt(), 4),
-        (lambda h: h.square(), 4),
-        (lambda h: torch.cat([h.sqrt(), h], -1)[..., 2:6], 4),
-        (lambda h: h**1.5, 0),
-        (lambda h: h ** (2 / 3), 0),
-    ],
-)
-def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: int) -> None:
-    """Where weights meet powers of a scale only, their common multiple is the unit;
-    without one it is pinned.
-    """
-
-    model, x = Between(lambda h: power(torch.relu(h)), 4, 3, 4), torch.randn(5, 3)
-    graph = ps.trace(model, x)
-    assert graph.num_units == units
-    assert [pin.elements for pin in graph.pinned if "powers" in pin.reason] == (
-        [4] if units == 0 else []
-    )
-    for rule in ("modulo", "magnitude", "random"):
-        assert len(graph.skeleton(rule).basis()) == graph.dimension
-    assert ps.verify(model, x).holds

@@ -4,17 +4,12 @@ library, only combinatorics.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from oracles.exact import exact_rank, integer_inverse
 from oracles.gsgd import basis_rows, ends, signed_walk
 from oracles.strategies import modest, rooted_multigraphs, seeds, spanning_tree
-
-from pathspace.graph.parts import WeightBlock
 
 
 def units_of(edges: list[tuple[int, int]]) -> int:
@@ -136,12 +131,3 @@ def test_every_circulation_is_an_integer_combination(drawn: tuple, seed: int) ->
         put(signed_walk(v, edges, inward, False), -through)
         put(signed_walk(v, edges, outward, True), -through)
     assert np.array_equal(combined, z)
-
-
-@pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 2, 3), (2, 2, 1), (1, 1, 1), (2, 2, 3)])
-def test_a_table_is_read_at_positions_of_the_shape_to_which_it_broadcasts(
-    sizes: tuple[int, ...],
-) -> None:
-    table, shape = torch.arange(math.prod(sizes)).view(sizes), (2, 2, 3)
-    tails, _ = WeightBlock("w", shape, table, table).ends_at(torch.arange(12).numpy())
-    assert tails.tolist() == table.expand(shape).reshape(-1).tolist()

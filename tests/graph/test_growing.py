@@ -1,11 +1,15 @@
-"""Units that hang on others with the opposite scale: walks and steps."""
+"""Trees with units that hang on others by the opposite scale, or by a power of theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from cases import Between
+from torch import Tensor
 from training_pairs import problem
 
 import pathspace as ps
@@ -52,3 +56,30 @@ def test_copies_are_trained_in_the_same_way(maker: str, rule: str) -> None:
         runs.append(case.train(model, lambda m, s=skeleton: make(m.named_parameters(), s), 8))
     np.testing.assert_allclose(runs[1], runs[0], rtol=1e-8)
     assert runs[0][-1] < runs[0][0]
+
+
+@pytest.mark.parametrize(
+    ("power", "units"),
+    [
+        (lambda h: h.sqrt().square(), 4),
+        (lambda h: h.sqrt() * h.sqrt(), 4),
+        (lambda h: h.square(), 4),
+        (lambda h: torch.cat([h.sqrt(), h], -1)[..., 2:6], 4),
+        (lambda h: h**1.5, 0),
+        (lambda h: h ** (2 / 3), 0),
+    ],
+)
+def test_fractional_powers_have_trees(power: Callable[[Tensor], Tensor], units: int) -> None:
+    """Where weights meet powers of a scale only, their common multiple is the unit;
+    without one it is pinned.
+    """
+
+    model, x = Between(lambda h: power(torch.relu(h)), 4, 3, 4), torch.randn(5, 3)
+    graph = ps.trace(model, x)
+    assert graph.num_units == units
+    assert [pin.elements for pin in graph.pinned if "powers" in pin.reason] == (
+        [4] if units == 0 else []
+    )
+    for rule in ("modulo", "magnitude", "random"):
+        assert len(graph.skeleton(rule).basis()) == graph.dimension
+    assert ps.verify(model, x).holds
