@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pathspace.diagnostics.chain import dataflow
-from pathspace.inference import eps_detection
+from pathspace.inference import handwritten_norms
 from pathspace.inference.registry import FACTS, KINDS, RULES, Facts
 from pathspace.training import path_norm
 
@@ -55,7 +55,7 @@ def of_path_norm(facts: Facts) -> str:
 
 def of_eps(facts: Facts) -> str:
     """What an operation does to the eps of a divisor."""
-    if facts.kind in eps_detection.MOVEMENTS | eps_detection.DIVISORS or facts.kind == "power":
+    if facts.kind in handwritten_norms.MOVEMENTS | handwritten_norms.DIVISORS or facts.kind == "power":
         return "keeps a divisor"
     divides = facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None)
     return "divides, or is divided" if divides else ""

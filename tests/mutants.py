@@ -51,10 +51,10 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "records", "relations", "elimination", "union_find",
-              "build", "assemble", "values", "lowering", "eps_detection", "gathered")],
+              "build", "assemble", "values", "lowering", "handwritten_norms", "gathered")],
         ["values", "relations", "multiplicities", "units", "rules_written_twice", "masked_weights",
-         "gathered", "eps_detection", "levels", "constants", "reasons", "sizes", "dimension",
-         "odd_models", "zoo", "upper_bound"]),
+         "gathered", "handwritten_norms", "normalization", "constants", "reasons", "sizes",
+         "dimension", "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
         50, [*(f"pathspace/graph/{name}.py" for name in ("growing", "edge_rows", "spanning_tree")),
              *(f"pathspace/paths/{name}.py" for name in

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from . import channels, checkpoints, fitting, graphs
+from .commands import channels, checkpoints, fitting, graphs
 from .errors import ErrorSentenceGroup, say
 
 _GROUP = "pathspace.commands"

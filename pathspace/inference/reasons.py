@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..models.values import on_cpu
 from .assemble import Ends
-from .eps_detection import constant_behind
+from .handwritten_norms import constant_behind
 from .interpreter import interpret
 from .relations import Relations, renaming
 from .scales import Scales

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..capture.captured import place as node_place
 from ..graph.parts import Pin
-from .eps_detection import constant_behind
+from .handwritten_norms import constant_behind
 from .records import Flows, Memory, Powers, distinct_columns, expanded_ids, memory, use_of
 from .registry import facts_of, operation_name
 from .relations import Relations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...capture.captured import named_arguments
-from ..eps_detection import guards_a_division
+from ..handwritten_norms import guards_a_division
 from ..semantics import Semantics, is_free
 from ..values import (
     NEUTRAL,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..eps_detection import is_parameter_itself
+from ..handwritten_norms import is_parameter_itself
 from ..registry import facts_of, rule, state
 from ..semantics import Semantics
 from ..values import NEUTRAL, Value, Weight, broadcast_shape, compress, constant, reshaped, value_of

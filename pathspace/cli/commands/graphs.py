@@ -12,10 +12,10 @@ from rich.markup import escape
 
 import pathspace as ps
 
-from ..errors import InputError
-from ..files.writing import STDOUT, delivering, existing_file, expect_outputs, write_text
-from .errors import FAILED, NOT_COMPARED, say
-from .options import (
+from ...errors import InputError
+from ...files.writing import STDOUT, delivering, existing_file, expect_outputs, write_text
+from ..errors import FAILED, NOT_COMPARED, say
+from ..options import (
     InputOption,
     JsonOption,
     NormEps,
@@ -28,7 +28,7 @@ from .options import (
     argument,
     file_option,
 )
-from .progress import deliver, loading, show_progress, tell
+from ..progress import deliver, loading, show_progress, tell
 
 # lines on what a checker has not seen
 UNSEEN = 8
@@ -73,7 +73,7 @@ def verify(
 
     Exit codes: 0 all statements hold, 1 a statement fails, 2 bad input.
     """
-    from ..evidence.claims import printed_skeleton
+    from ...evidence.claims import printed_skeleton
 
     expect_outputs("verify", json, (), proof)
     result: Any

@@ -10,10 +10,10 @@ import typer
 
 import pathspace as ps
 
-from ..errors import InputError
-from ..files.writing import delivering, existing_file, expect_outputs, expect_suffix
-from .errors import FAILED
-from .options import (
+from ...errors import InputError
+from ...files.writing import delivering, existing_file, expect_outputs, expect_suffix
+from ..errors import FAILED
+from ..options import (
     CalibrationOption,
     InputOption,
     JsonOption,
@@ -21,10 +21,10 @@ from .options import (
     TargetArgument,
     file_option,
 )
-from .progress import deliver, loading
+from ..progress import deliver, loading
 
 if TYPE_CHECKING:
-    from .target import Target
+    from ..target import Target
 
 OutputOption = Annotated[str | None, file_option("Write the weights as safetensors.")]
 
@@ -37,8 +37,8 @@ def _batches(file: str | None, loaded: Target) -> Any:
         return loaded.kwargs or loaded.args
     import torch
 
-    from ..files.tensor_files import read_saved
-    from ..models.inputs import takes
+    from ...files.tensor_files import read_saved
+    from ...models.inputs import takes
 
     path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
     expect_suffix(path, "calibration", (".npy", ".safetensors"))

@@ -9,10 +9,10 @@ import typer
 
 import pathspace as ps
 
-from ..errors import InputError, first_line, on_one_line
-from ..files.writing import delivering, expect_outputs
-from .errors import FAILED, NOT_COMPARED
-from .options import (
+from ...errors import InputError, first_line, on_one_line
+from ...files.writing import delivering, expect_outputs
+from ..errors import FAILED, NOT_COMPARED
+from ..options import (
     InputOption,
     JsonOption,
     SeedOption,
@@ -20,10 +20,10 @@ from .options import (
     argument,
     file_option,
 )
-from .progress import deliver, loading
+from ..progress import deliver, loading
 
 if TYPE_CHECKING:
-    from .target import Target
+    from ..target import Target
 
 First = Annotated[str, argument("A")]
 Second = Annotated[str, argument("B", "Weights of the other model.")]
@@ -34,8 +34,8 @@ Format = StrEnum("Format", ["llm-compressor", "awq", "smoothquant", "aimet"])
 
 
 def _with_weights(loaded: Target, path: str) -> Target:
-    from ..files.tensor_files import read_saved
-    from ..models.copies import safe_deepcopy
+    from ...files.tensor_files import read_saved
+    from ...models.copies import safe_deepcopy
 
     state, model = read_saved(path), safe_deepcopy(loaded.model)
     try:

@@ -12,13 +12,13 @@ import typer
 
 import pathspace as ps
 
-from ..errors import InputError
-from ..files.writing import STDOUT, delivering, expect_outputs
-from .options import InputOption, JsonOption, SeedOption, argument
-from .progress import deliver, loading, tell
+from ...errors import InputError
+from ...files.writing import STDOUT, delivering, expect_outputs
+from ..options import InputOption, JsonOption, SeedOption, argument
+from ..progress import deliver, loading, tell
 
 if TYPE_CHECKING:
-    from .target import Target as LoadedTarget
+    from ..target import Target as LoadedTarget
 
 Target = Annotated[str, argument("[TARGET]", "The model; omit it for a folder with config.json.")]
 A_CHECKPOINT = "A safetensors file, or a folder with one or several."
@@ -79,7 +79,7 @@ def rescale(
 
     Exit codes: 0 written, 2 bad input. The same command completes a folder that is unfinished.
     """
-    from ..files.tensor_files import read_saved
+    from ...files.tensor_files import read_saved
 
     target, source, destination = three_arguments(target, source, destination)
     with rewriting("rescale", target, source, destination, inputs, seed) as (loaded, place):

@@ -1,0 +1,1 @@
+"""The commands, by what they work on: graphs, checkpoints, gauges, channels."""
