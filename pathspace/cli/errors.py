@@ -52,7 +52,7 @@ class ErrorSentenceGroup(TyperGroup):
             if sys.stdout is not None:
                 sys.stdout.flush()
         except (Exception, KeyboardInterrupt) as error:
-            code = reported(error)
+            code = tell_failure(error)
         finally:
             _debugging.reset(token)
         if standalone_mode:
@@ -67,7 +67,7 @@ class ErrorSentenceGroup(TyperGroup):
             raise Abort from error
 
 
-def reported(error: BaseException) -> int:
+def tell_failure(error: BaseException) -> int:
     """Say in one sentence why a command failed, and return its exit code: 2 after any error, 130
     after an interrupt. With ``--debug`` the traceback is above the sentence.
     """

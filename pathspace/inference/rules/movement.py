@@ -33,7 +33,7 @@ def _operation(semantics: Semantics) -> Any:
 @rule(*_forms("unfold"), kind="repetition", **MOVED)
 @rule("aten.pixel_shuffle", kind="upsampling", **MOVED)
 @rule("aten.pixel_unshuffle", kind="resampling", **MOVED)
-def moved(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+def same_elements(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements, or a part of them, at other places."""
     operation = _operation(semantics)
     return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
