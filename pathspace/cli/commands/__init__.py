@@ -1,1 +1,1 @@
-"""The commands, by what they work on: graphs, checkpoints, weights fitted to a purpose, channels."""
+"""The commands, by what they work on: graphs, checkpoints, weights for a purpose, channels."""
