@@ -32,8 +32,8 @@ TYPES: dict[str, torch.dtype] = {
     **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
 }
-# bytes: a piece in float32 stays below 32 MB, above which every allocation takes fresh pages
-PIECE = 1 << 23
+# bytes: half of 32 MB, from which on every allocation takes fresh pages, and a little less
+PIECE = 15 << 20
 
 
 @dataclass(frozen=True)
