@@ -156,9 +156,10 @@ def redrawn_copy(model: nn.Module) -> nn.Module:
             factor = torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype)
             tensor.mul_(0.5 + factor.to(tensor.device))
         elif learned and tensor.numel():
-            if not bool(tensor.any()):
+            if not (size := tensor.norm()):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
-            tensor.mul_(tensor.shape[0] ** 0.5 / tensor.norm())
+                size = tensor.norm()
+            tensor.mul_(tensor.shape[0] ** 0.5 / size)
         drawn[id(own)] = nn.Parameter(tensor, own.requires_grad) if learned else tensor
     copy = safe_deepcopy(model, replaced=drawn)
     switch_off_caches(copy)
