@@ -17,9 +17,10 @@ from ..rotations.elements import tangent
 from ..rotations.rotate import matrices, rotate_
 from ..rotations.space import FeatureSlice, FeatureSpaces, Space
 from ..shown import Shown
-from .calibration import HOLD, Batch, Calibrated, Look, is_safely_less
+from .calibration import HOLD, Batch, Calibrated, is_safely_less
 from .objectives import Noise
 from .quantise import check_format, decibels, quantised, quantised_weights, weight_axes
+from .weight_inputs import Look
 
 STEPS = 100
 # how far the first step turns the features of each matrix (radians), and how much of the direction

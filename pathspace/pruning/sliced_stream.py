@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, UnsupportedError, first_line
-from ..fitting.calibration import WeightInputs
+from ..fitting.weight_inputs import WeightInputs
 from ..inference.sides import Side
 from ..models.copies import safe_deepcopy
 from ..models.nested import mapped

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.errors import InputError, InputTypeError
 from pathspace.fitting.basis_choice import BasisDescent
-from pathspace.fitting.calibration import Calibrated, WeightInputs
+from pathspace.fitting.calibration import Calibrated
+from pathspace.fitting.weight_inputs import WeightInputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BOTH = ps.Noise(bits=6, activations=6)
