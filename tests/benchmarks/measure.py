@@ -7,10 +7,13 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import pathspace as ps
 from benchmarks import models
@@ -44,6 +47,24 @@ def alone(function: Callable[..., Any], *given: Any) -> Any:
     """The result of a call in a fresh process: peak memory and caches are its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, given)
+
+
+@contextmanager
+def stem_runs() -> Iterator[list[nn.Module]]:
+    """A context that lists each run of a convolution of three channels, which is the stem of a
+    network of images: one for each forward pass.
+    """
+    runs: list[nn.Module] = []
+
+    def listed(module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3:
+            runs.append(module)
+
+    handle = register_module_forward_pre_hook(listed)
+    try:
+        yield runs
+    finally:
+        handle.remove()
 
 
 class Clock:
