@@ -8,6 +8,7 @@ parameter stays unknown, and torch says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,9 +95,10 @@ class KnownNumbers(TorchFunctionMode):
 
     def _values(self, operands: Any) -> Any:
         """Operands with values in place of traced tensors; ``None`` if one is unknown."""
+        replayed = partial(self._replayed, dict[fx.Node, Any]())
         try:
             with with_numbers(), torch.no_grad():
-                return pytree.tree_map_only(Tensor, self._replayed, operands)
+                return pytree.tree_map_only(Tensor, replayed, operands)
         except _Unknown:
             return None
 
@@ -110,12 +112,14 @@ class KnownNumbers(TorchFunctionMode):
         self.read.append(held)
         return held
 
-    def _replayed(self, tensor: Tensor) -> Any:
-        """A value, computed by all operations on which it depends, writes included."""
+    def _replayed(self, found: dict[fx.Node, Any], tensor: Tensor) -> Any:
+        """A value, computed by all operations on which it depends, writes included, but for those
+        that were found for other operands.
+        """
         wanted = self._node_of(tensor)
         if wanted is None:
             return self._held(tensor)
-        needed, found = _dependencies(wanted), dict[fx.Node, Any]()
+        needed = _dependencies(wanted) - found.keys()
         for node in wanted.graph.nodes:
             if node in needed:
                 found[node] = self._one(node, found)
